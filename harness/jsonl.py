@@ -1,0 +1,152 @@
+"""JSON lines: a user's own questions, read strictly, and the rows of a file already known to be right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ConfigError, Position
+from harness.tasks.answers import gold
+
+FAULTS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One question with its worked answer or bare number."""
+
+    question: str
+    answer: str
+    line_index: int
+    """The row's line in its file, counted from 0, blank lines included."""
+
+
+class _Number(str):
+    """A JSON number kept as it was written, told apart from a JSON string."""
+
+    __slots__ = ()
+
+
+def lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield every line that is not blank with its index; a byte order mark is dropped.
+
+    Only a newline ends a line: U+2028, U+2029 and U+0085 may stand unescaped inside a JSON string.
+    """
+    for index, line in enumerate(text.removeprefix("\ufeff").split("\n")):
+        if line.strip(" \t\r"):
+            yield index, line
+
+
+def parse_rows(content: bytes) -> tuple[Row, ...]:
+    """Parse a file whose digest has been checked."""
+    records = ((index, json.loads(line)) for index, line in lines(content.decode()))
+    return tuple(Row(question=r["question"], answer=r["answer"], line_index=i) for i, r in records)
+
+
+def read_jsonl(path: Path) -> tuple[Row, ...]:
+    """Read a user's questions: JSON objects, one a line, with `question` and `answer`.
+
+    An answer ends in `#### N`, or is a number alone, as a string or as a JSON number. Other keys are ignored.
+    Raises ConfigError with one line per fault, each naming the file and its line.
+    """
+    rows: list[Row] = []
+    faults: list[str] = []
+    for index, line in lines(_text(path)):
+        try:
+            rows.append(_row(line, index))
+        except ValueError as error:
+            faults.append(f"{_position(path, index)}: {error}")
+    faults += _repeated_questions(path, rows)
+    if not rows and not faults:
+        raise ConfigError(f'{path}: holds no rows; write {{"question": "…", "answer": "#### 42"}}, one a line')
+    if len(faults) > FAULTS_SHOWN:
+        faults[FAULTS_SHOWN:] = [f"{path}: and {len(faults) - FAULTS_SHOWN} more faults"]
+    if faults:
+        raise ConfigError(*faults)
+    return tuple(rows)
+
+
+def _position(path: Path, index: int) -> Position:
+    return Position(path=path, line=index + 1)
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name a file of JSON lines") from error
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        where = _position(path, content.count(b"\n", 0, error.start))
+        byte = content[error.start]
+        raise ConfigError(f"{where}: byte 0x{byte:02x} is not UTF-8; save the file as UTF-8") from error
+
+
+def _row(line: str, index: int) -> Row:
+    record = _record(line)
+    question = _string(record, "question")
+    if isinstance(question, _Number):
+        raise ValueError('"question" is a number; write it as a string')
+    answer = str(_string(record, "answer"))
+    gold(answer)  # refuses, with the remedy, what could not be graded
+    return Row(question=question, answer=answer, line_index=index)
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(
+            line,
+            object_pairs_hook=_unique_keys,
+            parse_int=_Number,
+            parse_float=_Number,
+            parse_constant=_refuse_constant,
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON at column {error.colno}: {error.msg}; write one whole object a line") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply; write one flat object a line") from error
+    if not isinstance(record, dict):
+        raise ValueError('not a JSON object; write {"question": "…", "answer": "…"}')
+    return record
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in record:
+            raise ValueError(f"the key {key!r} stands twice; keep one")
+        record[key] = value
+    return record
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON; write a number or leave the key out")
+
+
+def _string(record: dict[str, Any], key: str) -> str:
+    if key not in record:
+        there = ", ".join(repr(k) for k in record) or "none"
+        raise ValueError(f'no "{key}" (keys here: {there}); a row needs "question" and "answer"')
+    value = record[key]
+    if not isinstance(value, str):
+        raise ValueError(f'"{key}" is {json.dumps(value)[:60]}; write it as a string')
+    if not value.strip():
+        raise ValueError(f'"{key}" is empty; fill it in or delete the row')
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise ValueError(f'"{key}" holds half a surrogate pair, which is no character; write it out whole')
+    return value
+
+
+def _repeated_questions(path: Path, rows: Sequence[Row]) -> list[str]:
+    first: dict[str, Row] = {}
+    faults = []
+    for row in rows:
+        earlier = first.setdefault(row.question.strip(), row)
+        if earlier is not row:
+            where = _position(path, row.line_index)
+            faults.append(f"{where}: asks the question of line {earlier.line_index + 1} again; delete one of the two")
+    return faults

@@ -1,0 +1,254 @@
+"""The run record: the folder of files one run leaves behind, written atomically or append-only."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Self
+
+from harness import __version__
+from harness.errors import ConfigError, RecordUnwritable
+from harness.gates.threshold import Counts, Gate, Verdict
+from harness.metrics import Acceptance
+from harness.tasks.base import Sample
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Seconds; None for what did not happen."""
+
+    startup: float | None = None
+    """From the server's start until it was ready."""
+    asking: float | None = None
+    """From the first request until the last response."""
+    stopping: float | None = None
+    latency_mean: float | None = None
+    latency_p50: float | None = None
+    latency_p95: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """What one config's evaluation came to, as `result.json` keeps it."""
+
+    config_id: str
+    model_name: str
+    task: Mapping[str, Any]
+    verdict: Verdict
+    reason: str
+    """What decided the verdict, for a person; ends with the server's log tail where a process died."""
+    counts: Counts
+    threshold: float
+    tolerance: float
+    floor: float
+    gates: Sequence[Gate] = ()
+    timings: Timings = field(default_factory=Timings)
+    output_tokens: int | None = None
+    acceptance: Acceptance | None = None
+    counters: Mapping[str, Any] | None = None
+    server: Mapping[str, Any] = field(default_factory=dict)
+    started: str = ""
+    finished: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Flatten for `result.json`, with the derived figures beside what they come from."""
+        counts, asking = self.counts, self.timings.asking
+        answered_per_second = counts.graded / asking if asking else None
+        return {
+            "schema": SCHEMA_VERSION,
+            **asdict(self),
+            "num_questions": counts.asked,
+            "accuracy": counts.accuracy,
+            "interval": asdict(counts.interval),
+            "questions_per_second": answered_per_second,
+            "tokens_per_second": self.output_tokens / asking if asking and self.output_tokens is not None else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One config's line in a run: what tables show."""
+
+    config_id: str
+    verdict: Verdict
+    reason: str
+    accuracy: float | None
+    low: float
+    high: float
+    floor: float
+    graded: int
+    unanswered: int
+    truncated: int
+    errors: int
+    acceptance_length: float | None
+    tokens_per_second: float | None
+    questions_per_second: float | None
+    startup: float | None
+
+    @classmethod
+    def from_result(cls, result: Mapping[str, Any]) -> Self:
+        """Read what `EvalResult.to_json` wrote."""
+        counts = result["counts"]
+        return cls(
+            config_id=result["config_id"],
+            verdict=Verdict(result["verdict"]),
+            reason=result["reason"],
+            accuracy=result["accuracy"],
+            low=result["interval"]["low"],
+            high=result["interval"]["high"],
+            floor=result["floor"],
+            graded=counts["asked"] - counts["errors"],
+            unanswered=counts["unanswered"],
+            truncated=counts["truncated"],
+            errors=counts["errors"],
+            acceptance_length=(result["acceptance"] or {}).get("length"),
+            tokens_per_second=result["tokens_per_second"],
+            questions_per_second=result["questions_per_second"],
+            startup=result["timings"]["startup"],
+        )
+
+
+class ConfigRecord:
+    """One config's folder in a run record."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.server_log = folder / "server.log"
+        self._samples: IO[str] | None = None
+
+    def append(self, sample: Sample) -> None:
+        """Add one line to `samples.jsonl` and hand it to the system at once."""
+        path = self.folder / "samples.jsonl"
+        with _writing(path):
+            if self._samples is None:
+                self._samples = path.open("a", encoding="utf-8", newline="\n")
+            self._samples.write(json.dumps(asdict(sample), ensure_ascii=False, allow_nan=False) + "\n")
+            self._samples.flush()
+
+    def write_result(self, result: EvalResult) -> None:
+        write_json(self.folder / "result.json", result.to_json())
+
+    def close(self) -> None:
+        if self._samples is not None:
+            with _writing(self.folder / "samples.jsonl"):
+                self._samples.close()
+
+
+class RunRecord:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def create(cls, results_dir: Path) -> RunRecord:
+        """Make a new run folder.
+
+        Raises ConfigError where the results folder cannot be written.
+        """
+        run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+        folder = results_dir / run_id
+        try:
+            folder.mkdir(parents=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise ConfigError(f"--results-dir {results_dir}: cannot be written: {error.strerror or error}") from error
+        return cls(folder)
+
+    def config(self, config_id: str) -> ConfigRecord:
+        return ConfigRecord(self.folder / config_id)
+
+    def rows(self) -> list[Row]:
+        """Read the results there are, in order of config id."""
+        results = (json.loads(path.read_text(encoding="utf-8")) for path in self.folder.rglob("result.json"))
+        return sorted((Row.from_result(result) for result in results), key=lambda row: row.config_id)
+
+    def write_run(self, info: Mapping[str, Any]) -> list[Row]:
+        """Write `run.json` from the results there are, and return its rows."""
+        rows = self.rows()
+        document = {
+            "schema": SCHEMA_VERSION,
+            "run_id": self.folder.name,
+            **info,
+            "configs": [asdict(row) for row in rows],
+        }
+        write_json(self.folder / "run.json", document)
+        return rows
+
+
+def environment() -> dict[str, Any]:
+    """Say where and with what this ran; what cannot be told is "unknown"."""
+    return {
+        "harness_version": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node() or "unknown",
+        "commit": _commit(),
+        "ci": {
+            name: os.environ[name]
+            for name in ("BUILDKITE_BUILD_URL", "GITHUB_RUN_ID", "GITHUB_SHA")
+            if name in os.environ
+        },
+    }
+
+
+def _commit() -> str:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            cwd=Path(__file__).parent,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def read_samples(path: Path) -> Iterator[dict[str, Any]]:
+    """Read `samples.jsonl`; a torn last line is a sample that is owed, and is left out."""
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a JSON file so that a reader sees the old one or the new one, whole."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with _writing(path):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def now() -> str:
+    """The present moment as ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RecordUnwritable(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,1 @@
+"""Processes that answer the OpenAI HTTP API."""

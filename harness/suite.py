@@ -1,0 +1,79 @@
+"""What the pytest suite needs before its first test: configs read and checked, the run folder made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.backends.server import root_url
+from harness.config_lists import ListedConfig, find_list, load_lists
+from harness.errors import AccuracyGateError, ConfigError
+from harness.pipeline import RunOptions
+from harness.records import Row, RunRecord, environment, now
+from harness.servers.embedded_model import check_embedded, is_embedded
+from harness.servers.vllm import find_vllm
+from harness.tasks.build import check_own_data
+
+DEFAULT_LIST = "configs/models-small.txt"
+EXIT_INFRASTRUCTURE = 75
+"""EX_TEMPFAIL of sysexits.h: nothing failed but the machinery, so the same job may succeed when run again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """The configs of a run and how they are run."""
+
+    lists: tuple[Path, ...]
+    listed: tuple[ListedConfig, ...]
+    options: RunOptions
+
+
+def prepare(lists: Sequence[str], *, suite_root: Path, cwd: Path, options: RunOptions, starting: bool) -> Suite:
+    """Read and check everything that a run depends on, before anything expensive starts.
+
+    `starting` is false where tests are only collected: then nothing need be installed. Raises ConfigError.
+    """
+    paths = tuple(find_list(name, suite_root=suite_root, cwd=cwd) for name in lists or [DEFAULT_LIST])
+    listed = load_lists(paths)
+    if options.base_url is not None:
+        try:
+            root_url(options.base_url)
+        except ValueError as error:
+            raise ConfigError(f"--base-url: {error}") from error
+    faults = [fault for entry in listed for fault in _faults(entry, options, starting=starting)]
+    if faults:
+        raise ConfigError(*dict.fromkeys(faults))
+    return Suite(lists=paths, listed=listed, options=options)
+
+
+def _faults(entry: ListedConfig, options: RunOptions, *, starting: bool) -> Sequence[str]:
+    try:
+        check_own_data(entry.config, folder=entry.path.parent)
+        if is_embedded(entry.config.model_name):
+            check_embedded(entry.config.model_name, installed=starting and options.base_url is None)
+        if starting and options.base_url is None:
+            find_vllm()
+    except ConfigError as error:
+        return error.faults
+    except AccuracyGateError as error:
+        return [f"{entry.path}: {error}"]
+    return []
+
+
+class RunInfo:
+    """What `run.json` says of the whole run, written at its start and again at its end."""
+
+    def __init__(self, record: RunRecord, suite: Suite) -> None:
+        self.record = record
+        self._info = {
+            "started": now(),
+            "finished": None,
+            "lists": [str(path) for path in suite.lists],
+            "listed": [entry.id for entry in suite.listed],
+            "environment": environment(),
+        }
+        record.write_run(self._info)
+
+    def finish(self, exit_code: int) -> list[Row]:
+        return self.record.write_run({**self._info, "finished": now(), "exit_code": exit_code})
