@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from harness.pipeline import RunOptions
 from harness.records import EvalResult, RunRecord
 from harness.reports.session import SessionReport, VerdictReports
 from harness.reports.terminal import LiveLine
+from harness.standalone import api_key
 from harness.suite import RunInfo, Suite, prepare
 
 ROOT = Path(__file__).resolve().parent
@@ -55,10 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     collecting = config.option.collectonly
     options = RunOptions(
         base_url=config.option.base_url,
-        api_key=next(
-            filter(None, map(os.environ.get, ("ACCURACY_GATE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY"))),
-            None,
-        ),
+        api_key=api_key(),
         data_dir=config.option.data_dir,
     )
     try:

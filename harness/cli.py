@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import __version__, datasets
+from harness import __version__, datasets, standalone
 from harness.config import schema
 from harness.errors import AccuracyGateError, ConfigError
 
@@ -40,6 +40,10 @@ def _parser() -> argparse.ArgumentParser:
     verify = data.add_parser("verify", help="check the files that a run would use")
     verify.add_argument("--data-dir", type=Path, help="check this folder instead of the cache")
     verify.set_defaults(run=_data_verify)
+
+    evaluation = commands.add_parser("eval", help="evaluate a running server", description=standalone.__doc__)
+    standalone.add_options(evaluation)
+    evaluation.set_defaults(run=standalone.run)
 
     schemas = commands.add_parser("schema", help="write configs/schema.json from the config model")
     schemas.add_argument("--check", action="store_true", help="write nothing; exit 1 where the file is stale")

@@ -133,6 +133,7 @@ class ModelConfig(BaseModel):
     )
     scorer: Scorer = Field(
         default=Scorer.NUMERIC,
+        strict=False,
         description="Which reading gates; `last-number` is vLLM's, with vLLM's stop strings.",
     )
     reasoning_effort: str | None = Field(default=None, description="Chat only: sent as `reasoning_effort`.")

@@ -69,7 +69,8 @@ def loopback_server(
                 "/version": Reply(body={"version": "9.9"}),
                 "/v1/models": models or Reply(body={"data": [{"id": model, "max_model_len": 4096}]}),
             }
-            self.send(metrics(len(seen.requests)) if self.path == "/metrics" else gets.get(self.path, Reply(status=404)))
+            counted = self.path == "/metrics"
+            self.send(metrics(len(seen.requests)) if counted else gets.get(self.path, Reply(status=404)))
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers["Content-Length"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from harness.backends.base import BackendInfo, Failure, GenerateRequest, Response
+from harness.backends.base import BackendInfo, Failure, GenerateRequest, Json, Response
 from harness.backends.openai_http import body_of, error_message, excerpt, path_of, read_reply
 from harness.errors import ServerDied, ServerError
 
@@ -159,34 +160,37 @@ class ServerBackend:
         return failure
 
     async def describe(self) -> BackendInfo:
-        """Ask the server who it is; what it does not tell is "unknown"."""
+        """Ask the server who it is; what it does not tell is "unknown".
+
+        Raises ServerError where it does not serve our model.
+        """
         models = await self.models()
+        names = [str(entry.get("id")) for entry in models]
+        if self.model not in names:
+            raise ServerError(f"{self.root} serves {', '.join(names) or 'nothing'}, not {self.model}")
         version = "unknown"
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError, AttributeError):
             async with self._session.get(self.root + "/version") as reply:
                 version = str((await reply.json(content_type=None)).get("version", "unknown"))
         return BackendInfo(engine="server", version=version, model=self.model, details={"models": models})
 
-    async def models(self) -> list[dict[str, object]]:
+    async def models(self) -> list[dict[str, Json]]:
         """List what `/v1/models` serves.
 
-        Raises ServerError where it does not answer or does not list our model.
+        Raises ServerError where that is no list.
         """
         url = self.root + "/v1/models"
         try:
             async with self._session.get(url) as reply:
                 raw = await reply.read()
-                if reply.status != 200:
-                    raise ServerError(f"GET {url}: HTTP {reply.status}: {error_message(raw)}")
-                listed = [entry for entry in (await reply.json(content_type=None))["data"] if isinstance(entry, dict)]
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ServerError(f"GET {url}: {type(error).__name__}: {error}") from error
+        if reply.status != 200:
+            raise ServerError(f"GET {url}: HTTP {reply.status}: {error_message(raw)}")
+        try:
+            return [entry for entry in json.loads(raw)["data"] if isinstance(entry, dict)]
         except (ValueError, LookupError, TypeError) as error:
             raise ServerError(f"GET {url}: not a list of models: {excerpt(raw)}") from error
-        names = [str(entry.get("id")) for entry in listed]
-        if self.model not in names:
-            raise ServerError(f"{self.root} serves {', '.join(names) or 'nothing'}, not {self.model}")
-        return listed
 
     async def metrics(self) -> str | Failure:
         """Fetch `/metrics` as text, or say why it could not be had."""

@@ -80,7 +80,8 @@ class ServerProcess:
         self._stopped = False
 
     def __enter__(self) -> Self:
-        self.start()
+        if self._child is None:
+            self.start()
         return self
 
     def __exit__(

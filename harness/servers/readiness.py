@@ -60,23 +60,17 @@ class Probe:
         """Poll once, within that many seconds, or half of one, whatever the server does."""
         deadline = time.monotonic() + max(LAST_SECONDS, min(seconds, POLL_SECONDS))
         try:
-            status, _ = self._get("/health", deadline)
-            if status != 200:
-                return Look(state=State.STARTING, ground=f"/health answers {status}")
-            return self._judge(*self._get("/v1/models", deadline))
+            with self._get("/health", deadline) as response:
+                if response.status_code != 200:
+                    return Look(state=State.STARTING, ground=f"/health answers {response.status_code}")
+            with self._get("/v1/models", deadline) as response:
+                return self._judge(response.status_code, _body(response, deadline))
         except (requests.RequestException, TimeoutError) as error:
             return Look(state=State.STARTING, ground=f"no answer over HTTP ({type(error).__name__})")
 
-    def _get(self, path: str, deadline: float) -> tuple[int, bytes]:
+    def _get(self, path: str, deadline: float) -> requests.Response:
         left = max(0.05, deadline - time.monotonic())
-        with self._session.get(self._base_url + path, timeout=left, allow_redirects=False, stream=True) as response:
-            body = b""
-            # A server that drips or never ends its answer would outlast any timeout between two bytes.
-            for piece in response.iter_content(65536):
-                body += piece
-                if len(body) > LARGEST_ANSWER or time.monotonic() > deadline:
-                    raise TimeoutError(path)
-            return response.status_code, body
+        return self._session.get(self._base_url + path, timeout=left, allow_redirects=False, stream=True)
 
     def _judge(self, status: int, body: bytes) -> Look:
         if status in (401, 403):
@@ -89,6 +83,16 @@ class Probe:
         if served:
             return Look(state=State.OTHER_MODEL, ground=f"serves {', '.join(served)}, expected {self._model}")
         return Look(state=State.STARTING, ground="/v1/models lists no model")
+
+
+def _body(response: requests.Response, deadline: float) -> bytes:
+    """Read byte by byte: a server that drips would outlast a timeout, which counts from the last byte."""
+    body = bytearray()
+    for byte in response.iter_content(1):
+        body += byte
+        if len(body) > LARGEST_ANSWER or time.monotonic() > deadline:
+            raise TimeoutError(response.url)
+    return bytes(body)
 
 
 def _model_ids(body: bytes) -> list[str]:

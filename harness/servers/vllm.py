@@ -34,8 +34,8 @@ class RunningServer:
 
     base_url: str
     model: str
-    api_key: str
-    startup_seconds: float
+    api_key: str | None
+    startup_seconds: float | None
     death: Callable[[], str | None]
     """How the process ended, with its log's tail, or None while it lives."""
     description: Mapping[str, Any]

@@ -177,7 +177,11 @@ def _nothing(cut_off: bool) -> Status:
 
 def _candidates(text: str, *, cut_off: bool) -> Iterator[tuple[How, Figure | None]]:
     yield How.HASH, _last_of(_HASH, text, _after_hash)
-    yield How.BOXED, _boxed(text, cut_off=cut_off)
+    boxes = _boxes(text)
+    if cut_off and boxes and boxes[-1].stop == len(text):
+        text = text[: boxes.pop().start]  # "the answer is \boxed{1" may have been on its way to 18
+    figures = (numbers.first(text, box.start, box.stop) for box in reversed(boxes))
+    yield How.BOXED, next((figure for figure in figures if figure is not None), None)
     yield How.STATEMENT, _last_of(_STATEMENT, text, _stated)
     yield How.LAST_NUMBER, None if cut_off else numbers.last(text)
 
@@ -253,23 +257,22 @@ def _stated(text: str, statement: re.Match[str], end: int) -> Figure | None:
     return numbers.first(text, number, line_end)
 
 
-def _boxed(text: str, *, cut_off: bool) -> Figure | None:
-    """Read the last box that holds a number; one left open ends with its line, or is torn at the token limit."""
-    boxes: list[tuple[int, int]] = []
+def _boxes(text: str) -> list[slice]:
+    """Find what the boxes hold, of a nest the outermost; one that is never closed ends with its line."""
+    boxes: list[slice] = []
     opened: list[int | None] = []
     for brace in _BRACE.finditer(text):
         if brace["box"] or brace["open"]:
             opened.append(brace.end() if brace["box"] else None)
         elif brace["close"] and opened and (start := opened.pop()) is not None:
-            # Only the outermost box of a nest stays, so that no text is read twice.
-            while boxes and boxes[-1][0] > start:
+            # Nested boxes are dropped, so that no text is read twice.
+            while boxes and boxes[-1].start > start:
                 boxes.pop()
-            boxes.append((start, brace.start()))
-    torn = next((start for start in reversed(opened) if start is not None), None)
-    if torn is not None and not cut_off and (not boxes or torn > boxes[-1][0]):
-        boxes.append((torn, _line_end(text, torn, len(text))))
-    figures = (numbers.first(text, start, end) for start, end in reversed(boxes))
-    return next((figure for figure in figures if figure is not None), None)
+            boxes.append(slice(start, brace.start()))
+    left_open = next((start for start in reversed(opened) if start is not None), None)
+    if left_open is not None and (not boxes or left_open > boxes[-1].start):
+        boxes.append(slice(left_open, _line_end(text, left_open, len(text))))
+    return boxes
 
 
 def _line_end(text: str, start: int, end: int) -> int:

@@ -8,14 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from pytest import RunResult
 
 from harness.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def ids(result: RunResult) -> list[str]:
+def ids(result: pytest.RunResult) -> list[str]:
     return [line for line in result.outlines if "::" in line]
 
 
@@ -54,7 +53,8 @@ def test_several_lists_are_one_run(mini_suite) -> None:
     """--config-list-file may be given more than once."""
     mini_suite.add("B")
     mini_suite.list("B", file="more.txt")
-    result = mini_suite.run("--collect-only", "-q", "--config-list-file=models-small.txt", "--config-list-file=more.txt")
+    lists = ("--config-list-file=models-small.txt", "--config-list-file=more.txt")
+    result = mini_suite.run("--collect-only", "-q", *lists)
     assert len(ids(result)) == 2
 
 
@@ -110,7 +110,8 @@ def test_collecting_is_quick_and_imports_nothing_heavy() -> None:
     """Collecting the real default list loads none of vllm, torch and transformers."""
     program = (
         "import sys, pytest\n"
-        "code = pytest.main(['--collect-only', '-q', '--config-list-file=models-small.txt', '-p', 'no:cacheprovider'])\n"
+        "arguments = ['--collect-only', '-q', '--config-list-file=models-small.txt', '-p', 'no:cacheprovider']\n"
+        "code = pytest.main(arguments)\n"
         "heavy = {'vllm', 'torch', 'transformers', 'numpy', 'openai'} & set(sys.modules)\n"
         "sys.exit(f'heavy: {heavy}' if heavy else code)\n"
     )

@@ -56,7 +56,8 @@ def test_a_regression_exits_1_and_names_measured_floor_and_interval(mini_suite) 
     """A model below its floor fails its test with all that is needed to judge it, and no traceback."""
     result = run(mini_suite, wrong)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*GateFailed: A: accuracy 0.0000 (0 of 4, 95% interval 0.0000 to 0.4899) is below*0.5*"])
+    message = "*GateFailed: A: accuracy 0.0000 (0 of 4, 95% interval 0.0000 to 0.4899) is below*0.5*"
+    result.stdout.fnmatch_lines([message])
     result.stdout.fnmatch_lines(["A * REGRESSION"])
     assert "Traceback" not in result.stdout.str()
     assert "harness/pipeline.py" not in result.stdout.str()

@@ -23,7 +23,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--key", default=None)
     parser.add_argument("--health", type=int, default=200, help="what /health answers")
-    parser.add_argument("--drip", action="store_true", help="/health answers a byte now and then, for ever")
+    parser.add_argument("--drip", action="store_true", help="/v1/models answers a byte now and then, for ever")
     parser.add_argument("--print", default="", help="printed first")
     parser.add_argument("--flood", type=int, default=0, help="MiB printed before listening")
     parser.add_argument("--exit", type=int, default=None, help="end at once with this code")
@@ -88,9 +88,9 @@ def handler(asked: argparse.Namespace) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/health":
-                if asked.drip:
-                    self.drip()
                 self.answer(asked.health, {})
+            elif asked.drip:
+                self.drip()
             elif asked.key and self.headers["Authorization"] != f"Bearer {asked.key}":
                 self.answer(401, {"error": "Unauthorized"})
             else:

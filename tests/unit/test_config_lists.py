@@ -62,7 +62,7 @@ FAULTS = {
 def test_a_list_with_a_fault_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     """A listed config that is missing or stands twice is an error with its line, never a skip."""
     folder(tmp_path, "A.yaml", "D.yml", "D.yaml")
-    with pytest.raises(ConfigError, match="list.txt") as caught:
+    with pytest.raises(ConfigError, match=r"list\.txt") as caught:
         load_lists([write_list(tmp_path, text)])
     assert expected in str(caught.value)
 
@@ -81,7 +81,7 @@ def test_all_faults_of_all_lists_come_at_once(tmp_path: Path) -> None:
 def test_equal_ids_in_two_lists_are_refused(tmp_path: Path) -> None:
     """Two lists of one run may not both hold an id: records would overwrite each other."""
     one, two = (write_list(folder(tmp_path / d, "A.yaml"), "A.yaml\n") for d in ("one", "two"))
-    with pytest.raises(ConfigError, match="the id A is taken by .*one.list.txt:1:1"):
+    with pytest.raises(ConfigError, match=r"the id A is taken by .*one.list\.txt:1:1"):
         load_lists([one, two])
 
 

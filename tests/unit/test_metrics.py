@@ -10,9 +10,9 @@ from harness.metrics import ACCEPTED, DRAFTS, Counters, acceptance, difference, 
 LAST_LABEL_AND_CREATED = """\
 # HELP vllm:spec_decode_num_accepted_tokens_per_pos_total Accepted
 # TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="deepseek-v4-flash-0731",position="0"} 40263.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="deepseek-v4-flash",position="0"} 40263.0
 # TYPE vllm:spec_decode_num_accepted_tokens_per_pos_created gauge
-vllm:spec_decode_num_accepted_tokens_per_pos_created{engine="0",model_name="deepseek-v4-flash-0731",position="0"} 1.787e+09
+vllm:spec_decode_num_accepted_tokens_per_pos_created{engine="0",model_name="deepseek-v4-flash",position="0"} 1.787e+09
 """
 TWO_ENGINES_UNORDERED = """\
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",position="1"} 3

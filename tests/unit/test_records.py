@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -98,7 +97,7 @@ def test_a_number_that_is_none_never_reaches_a_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, {"a": float("nan")})
     assert json.loads(path.read_text()) == {"a": 1}
-    assert os.listdir(tmp_path) == ["x.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
 def test_a_results_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> None:

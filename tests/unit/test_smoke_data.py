@@ -29,14 +29,15 @@ ROWS = [pytest.param(row, id=f"{name}-{i}") for name in FILES for i, row in enum
 
 
 def equations(answer: str) -> list[tuple[str, str, str, str]]:
-    return [match.groups() for match in EQUATION.finditer(answer)]  # type: ignore[misc]
+    return EQUATION.findall(answer)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_files_hold_the_promised_rows(name: str) -> None:
-    """Each file is ASCII, ends in a newline and holds the promised number of rows."""
+    """Each file is ASCII, escapes included, ends in a newline and holds the promised number of rows."""
     raw = FILES[name].read_bytes()
     assert raw.isascii()
+    assert b"\\u" not in raw
     assert raw.endswith(b"}\n")
     assert b"\r" not in raw
     assert len(rows(name)) == SIZES[name]

@@ -27,7 +27,10 @@ GOLDEN = {
 }
 """sha256 over all 1,319 prompts, each followed by NUL, as vLLM's published script builds them."""
 
-PROBLEMS = (Row(question="2+2?", answer="4.\n#### 4", line_index=0), Row(question="3+3?", answer="#### 6", line_index=1))
+PROBLEMS = (
+    Row(question="2+2?", answer="4.\n#### 4", line_index=0),
+    Row(question="3+3?", answer="#### 6", line_index=1),
+)
 EXEMPLARS = (Row(question="1+1?", answer="It is 2.\n#### 2", line_index=0),)
 
 
