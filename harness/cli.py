@@ -74,3 +74,7 @@ def _schema(arguments: argparse.Namespace) -> int:
         return 0
     print(f"{path} is stale: run `accuracy-gate schema`", file=sys.stderr)
     return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -109,7 +109,7 @@ _LINK = re.compile(
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _CLAUSE = re.compile(r"\b(?:and|so|since|as|because|if|where|when|or|but|for|of|in)\b", re.IGNORECASE)
 _LONGEST_LINK = 60
-_LONGEST_CALCULATION = 64
+_LONGEST_CALCULATION = 1000
 
 
 def plain(text: str) -> str:
@@ -119,12 +119,11 @@ def plain(text: str) -> str:
     return _WIDE_GROUP.sub(",", text).translate(_ASCII)
 
 
-def first(text: str, start: int = 0, end: int | None = None) -> Figure | None:
+def first(text: str, start: int, end: int) -> Figure | None:
     """Read the first number of a plain text, or what it is worked out to be where it opens a calculation.
 
     "5 of the 20" is 5, "5 + 3 = 8" is 8, and of numbers standing side by side ("3 5", "7:30") the last counts.
     """
-    end = len(text) if end is None else end
     token = _TOKEN.search(text, start, end)
     return None if token is None else _figure(text, _worked_out(text, token, end))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from trials import PATIENCE, QUICK, can_be_bound, eventually, group_is_gone, is_gone, pid_in, spec
+from trials import PATIENCE, QUICK, can_be_bound, eventually, group_is_gone, is_gone, pid_in, press_ctrl_c, spec
 
 from harness.servers.child import StopSeconds
 from harness.servers.leftovers import VARIABLE, find_marked
@@ -170,7 +169,7 @@ def test_interrupted_stop(tmp_path: Path, ports: PortBlock) -> None:
         stop_seconds=StopSeconds(interrupt=600, terminate=600),
     )
     escaped = pid_in(tmp_path / "escaped.pid")
-    timer = threading.Timer(0.3, _thread.interrupt_main)
+    timer = threading.Timer(0.3, press_ctrl_c)
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         server.stop()

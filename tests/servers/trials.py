@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +66,13 @@ def group_is_gone(pgid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def press_ctrl_c() -> None:
+    """Send the main thread what a terminal sends; `interrupt_main` would not wake it from waiting."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
 
 
 def can_be_bound(port: int) -> bool:

@@ -289,6 +289,28 @@ def test_a_made_up_next_question_changes_no_answer(golds: Rows, addition: str) -
     assert [r for r, a in tests.items() if not grade(a + addition, "length", a).numeric_correct] == []
 
 
+PHRASINGS = {
+    "boxed": "{work}\n\nThe final answer is $\\boxed{{{n}}}$.",
+    "statement": "{work}\nThe answer is {n}. Note that 3 + 4 = 7.",
+    "bold": "{work}\n\n**Answer: {n}**\n\nLet me know if you want 2 more ways.",
+    "dollars": "{work}\n\nTherefore, the final answer is **${n}.00**, not 7.",
+    "headings": "#### Step 1: work\n{work}\n#### Step 2: sum up\nSo it is {n}.",
+    "answer_heading": "{work}\n#### Answer\n{n} (as 3 of 4)",
+    "reasoning": "<think>{work} or 999?</think>\n{work}\n\n#### {n}",
+}
+
+
+@pytest.mark.parametrize("phrasing", PHRASINGS.values(), ids=PHRASINGS)
+def test_real_answers_are_right_however_they_are_put(golds: Rows, phrasing: str) -> None:
+    """The worked answers of all 1,319 rows, ended in the ways of chat models, stay right."""
+    wrong = []
+    for row, answer in golds.items():
+        work, n = answer.rsplit("\n#### ", 1)
+        if row[0] == "test" and not grade(phrasing.format(work=work, n=n), "stop", answer).numeric_correct:
+            wrong.append(row)
+    assert wrong == []
+
+
 def test_recited_reasoning_changes_no_answer(golds: Rows) -> None:
     """A closed reasoning block full of other rows' answers is not read, whatever they are."""
     answers = [answer for row, answer in golds.items() if row[0] == "test"]

@@ -34,7 +34,9 @@ FRAGMENTS = [
 PIECES = st.one_of(
     st.sampled_from(FRAGMENTS),
     st.sampled_from(FRAGMENTS),
-    st.tuples(st.sampled_from(FRAGMENTS), st.sampled_from([2, 3, 40, 400])).map(lambda pair: pair[0] * pair[1]),
+    st.builds(
+        lambda piece, times: (piece * times)[:9000], st.sampled_from(FRAGMENTS), st.sampled_from([2, 3, 40, 400])
+    ),
     st.text(max_size=6),
 )
 REPLIES = st.lists(PIECES, max_size=16).map("".join)
@@ -91,6 +93,10 @@ REPEATED = [
     *("<think></think>", "</think><think>", "<reflection><think>", "<think", "Question: 1\n", "<<1=", "<<1>>"),
     *("1 000", "1\u202f000", "1,000,", "1’", "１，", "2 1/2 ", "½ ", "1 / ", "1 and ", "* ", "\\text{1}", "| 1 "),
 ]
+NESTS = [
+    *(("\\boxed{", "}"), ("{", "}"), ("\\frac{", "}{2}"), ("(", ")"), ("<think>", "</think>"), ("<<", ">>")),
+    *(("\\boxed{\\text{", "}}"), ("answer (", ")"), ("<analysis><think>", "</think></analysis>"), ("**", "**")),
+]
 WRAPPERS = {
     "alone": "{}",
     "hash": "1 #### {}",
@@ -105,4 +111,13 @@ def test_long_repetition_is_graded_in_time(wrapper: str) -> None:
     """100 KB of any one mark, a loop that models do fall into, costs no more than its length."""
     for unit in REPEATED:
         text = wrapper.format((unit * (LONG // len(unit) + 1))[:LONG])
+        assert_consistent(graded_in_time(text, "stop"), "stop")
+
+
+@pytest.mark.parametrize(("opening", "closing"), NESTS)
+def test_deep_nesting_is_graded_in_time(opening: str, closing: str) -> None:
+    """100 KB of brackets within brackets, closed as they should be, costs no more than its length."""
+    depth = LONG // len(opening + closing)
+    for middle in ("x^2", "18"):
+        text = opening * depth + middle + closing * depth
         assert_consistent(graded_in_time(text, "stop"), "stop")
