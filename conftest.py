@@ -41,6 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where run records go (results)",
     )
     group.addoption("--base-url", metavar="URL", help="ask a server that already runs; nothing is started")
+    group.addoption(
+        "--serve-command", metavar="TEMPLATE", help="start servers so, with {model}, {host}, {port}, {args}"
+    )
+    group.addoption(
+        "--keep-server", action="store_true", help="leave servers running and say how to reach and stop them"
+    )
     group.addoption("--data-dir", type=Path, metavar="DIR", help="folder with GSM8K's train.jsonl and test.jsonl")
 
 
@@ -57,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         base_url=config.option.base_url,
         api_key=api_key(),
         data_dir=config.option.data_dir,
+        serve_command=config.option.serve_command,
+        keep_server=config.option.keep_server,
     )
     try:
         config.stash[SUITE] = prepare(

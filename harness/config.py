@@ -85,6 +85,23 @@ def _one_spelling(env: Any) -> Any:
     return env
 
 
+def check_serve_command(template: str) -> str:
+    """Check that a template can be split and says where the server listens.
+
+    Raises PydanticCustomError.
+    """
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise PydanticCustomError("serve_command", "cannot be split: {why}", {"why": str(error)}) from error
+    missing = [name for name in ("{model}", "{port}", "{args}") if not any(name in word for word in words)]
+    if missing or "{args}" not in words:
+        said = {"missing": ", ".join(missing) or "{args} as a word of its own"}
+        raise PydanticCustomError("serve_command", "must hold {missing}", said)
+    return template
+
+
+ServeCommand = Annotated[str, AfterValidator(check_serve_command)]
 Share = Annotated[float, AfterValidator(_share)]
 ServerArgs = Annotated[str, AfterValidator(_splits)]
 Env = Annotated[dict[str, str], BeforeValidator(_one_spelling)]
@@ -152,6 +169,16 @@ class ModelConfig(BaseModel):
     max_error_rate: Share = Field(default=0.0, description="More requests without an answer than this is an outage.")
     server_args: ServerArgs = Field(default="", description="Further arguments of `vllm serve`, as in a shell.")
     env: Env = Field(default_factory=dict, description="Environment variables of the server.")
+    max_seconds: Seconds | None = Field(
+        default=None, description="For the whole config, start included; an outage when they are over."
+    )
+    startup_rpc_checks: list[str] = Field(
+        default_factory=list, description="Worker methods called over vLLM's development endpoint after the start."
+    )
+    serve_command: ServeCommand | None = Field(
+        default=None,
+        description="How the server is started, with {model}, {host}, {port} and {args}; `vllm serve` where left out.",
+    )
     trust_remote_code: bool = Field(default=True, description="Add --trust-remote-code, as vLLM's own suite does.")
 
     @model_validator(mode="after")

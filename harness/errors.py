@@ -12,6 +12,7 @@ AccuracyGateError
     │   ├── PortTaken              somebody else answers on its port
     │   └── ServerDied             it was ready and then ended while being asked
     ├── RequestsFailed         more requests than allowed got no answer
+    ├── OutOfTime              the config's max_seconds were over
     ├── CountersUnavailable    /metrics could not give what a gate needs
     └── RecordUnwritable       the results folder is full or went away
 """
@@ -100,3 +101,7 @@ class CountersUnavailable(InfrastructureError):
 
 class RecordUnwritable(InfrastructureError):
     """The run record could not be written: no space, or the folder went away."""
+
+
+class OutOfTime(InfrastructureError):
+    """The config's own `max_seconds` were over before all questions were answered."""

@@ -21,6 +21,8 @@ SUCCESSES = "vllm:request_success"
 PREFIX_QUERIES = "vllm:prefix_cache_queries"
 PREFIX_HITS = "vllm:prefix_cache_hits"
 PREEMPTIONS = "vllm:num_preemptions"
+KV_CACHE_USE = "vllm:kv_cache_usage_perc"
+SGLANG_LENGTH = "sglang:spec_accept_length"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +33,20 @@ class Counters:
     by_position: Mapping[int, float] = field(default_factory=dict)
     """Accepted tokens at each draft position, from 0."""
     by_finish_reason: Mapping[str, float] = field(default_factory=dict)
+    kv_cache_use: float | None = None
+    """A gauge, 0 to 1: the fullest engine's share at this moment."""
+    sglang_length: float | None = None
+    """A gauge: SGLang's own acceptance length, over its last requests; it has no counters."""
 
     @property
     def finished(self) -> float:
         return sum(self.by_finish_reason.values())
+
+    @property
+    def prefix_cache_hit_rate(self) -> float | None:
+        """Share of prompt tokens found in the prefix cache; None where nothing was looked up."""
+        queries = self.totals.get(PREFIX_QUERIES, 0.0)
+        return self.totals.get(PREFIX_HITS, 0.0) / queries if queries else None
 
 
 _SUMMED = (DRAFTS, DRAFT_TOKENS, ACCEPTED, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS)
@@ -50,6 +62,7 @@ def read_counters(text: str) -> Counters:
     totals: dict[str, float] = {}
     by_position: dict[int, float] = {}
     by_reason: dict[str, float] = {}
+    gauges: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -62,9 +75,17 @@ def read_counters(text: str) -> Counters:
                 elif name == SUCCESSES:
                     reason = sample.labels.get("finished_reason", "unknown")
                     by_reason[reason] = by_reason.get(reason, 0.0) + _number(sample.name, sample.value)
+                elif sample.name in {KV_CACHE_USE, SGLANG_LENGTH}:
+                    gauges[sample.name] = max(gauges.get(sample.name, 0.0), _number(sample.name, sample.value))
     except (ValueError, KeyError) as error:
         raise CountersUnavailable(f"/metrics is no Prometheus text: {error}; it begins {text[:80]!r}") from error
-    return Counters(totals=totals, by_position=by_position, by_finish_reason=by_reason)
+    return Counters(
+        totals=totals,
+        by_position=by_position,
+        by_finish_reason=by_reason,
+        kv_cache_use=gauges.get(KV_CACHE_USE),
+        sglang_length=gauges.get(SGLANG_LENGTH),
+    )
 
 
 def _number(name: str, value: float) -> float:
@@ -82,6 +103,8 @@ def difference(before: Counters, after: Counters) -> Counters:
         totals=_minus(after.totals, before.totals),
         by_position=_minus(after.by_position, before.by_position),
         by_finish_reason=_minus(after.by_finish_reason, before.by_finish_reason),
+        kv_cache_use=after.kv_cache_use,
+        sglang_length=after.sglang_length,
     )
 
 
@@ -97,9 +120,10 @@ def _minus(after: Mapping[K, float], before: Mapping[K, float]) -> dict[K, float
 class Acceptance:
     """Speculative decoding over one evaluation."""
 
-    drafts: int
+    drafts: int | None
+    """None, as the two below, where the server has no counters but a gauge of its own (SGLang)."""
     draft_tokens: int | None
-    accepted_tokens: int
+    accepted_tokens: int | None
     length: float
     """1 + accepted tokens / drafts: tokens a target-model step yields on average."""
     rate_by_position: tuple[float, ...]
@@ -112,6 +136,8 @@ def acceptance(delta: Counters) -> Acceptance | None:
     Raises CountersUnavailable where the series are missing or contradict each other: the accepted tokens must equal
     the sum over positions where the server reports positions.
     """
+    if DRAFTS not in delta.totals and delta.sglang_length is not None:
+        return _of_gauge(delta.sglang_length)
     missing = [name for name in (DRAFTS, ACCEPTED) if name not in delta.totals]
     if missing:
         raise CountersUnavailable(
@@ -134,3 +160,10 @@ def acceptance(delta: Counters) -> Acceptance | None:
         length=1 + accepted / drafts,
         rate_by_position=tuple(delta.by_position.get(p, 0.0) / drafts for p in positions),
     )
+
+
+def _of_gauge(length: float) -> Acceptance | None:
+    """SGLang's gauge is 0 where nothing is drafted."""
+    if length == 0:
+        return None
+    return Acceptance(drafts=None, draft_tokens=None, accepted_tokens=None, length=length, rate_by_position=())

@@ -12,7 +12,7 @@ from harness.errors import AccuracyGateError, ConfigError
 from harness.pipeline import RunOptions
 from harness.records import Row, RunRecord, environment, now
 from harness.servers.embedded_model import check_embedded, is_embedded
-from harness.servers.vllm import find_vllm
+from harness.servers.vllm import check_command
 from harness.tasks.build import check_own_data
 
 DEFAULT_LIST = "configs/models-small.txt"
@@ -53,7 +53,7 @@ def _faults(entry: ListedConfig, options: RunOptions, *, starting: bool) -> Sequ
         if is_embedded(entry.config.model_name):
             check_embedded(entry.config.model_name, installed=starting and options.base_url is None)
         if starting and options.base_url is None:
-            find_vllm()
+            check_command(entry.config.serve_command or options.serve_command)
     except ConfigError as error:
         return error.faults
     except AccuracyGateError as error:

@@ -20,6 +20,8 @@ class Tally:
     """How many samples in a row, from the first, were rejected for one reason."""
     output_tokens: int | None = 0
     """Tokens written; None once a server did not report them."""
+    peak_kv_cache_use: float | None = None
+    """The highest share of the KV cache seen in use, 0 to 1; None where the server does not tell."""
     _latencies: list[float] = field(default_factory=list)
     _rejection: str | None = None
     _begun: float | None = None
@@ -52,6 +54,10 @@ class Tally:
             self.output_tokens = None
         else:
             self.output_tokens += sample.generated_tokens
+
+    def note_kv_cache_use(self, use: float | None) -> None:
+        if use is not None:
+            self.peak_kv_cache_use = max(use, self.peak_kv_cache_use or 0.0)
 
     def _note_rejection(self, sample: Sample) -> None:
         error = sample.error

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 
 
@@ -55,8 +56,9 @@ def loopback_server(
     model: str = "m",
     metrics: Callable[[int], Reply] = lambda asked: Reply(body="", status=404),
     models: Reply | None = None,
+    posts: Mapping[str, Reply] = MappingProxyType({}),
 ) -> Iterator[LoopbackServer]:
-    """Serve until the block is left; `metrics` gets the number of questions asked so far."""
+    """Serve until the block is left; `metrics` gets the number of questions asked so far, `posts` are other paths."""
     seen = LoopbackServer(base_url="")
     lock = threading.Lock()
 
@@ -74,6 +76,9 @@ def loopback_server(
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers["Content-Length"]))
+            if not self.path.startswith("/v1/"):
+                self.send(posts.get(self.path, Reply(status=404)))
+                return
             with lock:
                 number = len(seen.requests)
                 seen.requests.append(json.loads(raw))

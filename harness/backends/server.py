@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import json
 import random
+import resource
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import warnings
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Self
@@ -22,6 +24,11 @@ from harness.errors import ServerDied, ServerError
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 PROBE_SECONDS = 0.5
 """How often the server's process is looked at while it is asked: a death ends the run well inside 5 s."""
+
+RESERVED_FILES = 64
+"""Open files for everything but connections."""
+LONGEST_CHECKED = 3
+"""The longest prompts by characters, of which one is nearly always the longest by tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +199,37 @@ class ServerBackend:
         except (ValueError, LookupError, TypeError) as error:
             raise ServerError(f"GET {url}: not a list of models: {excerpt(raw)}") from error
 
+    async def check_context(self, requests: Sequence[GenerateRequest], info: BackendInfo) -> None:
+        """Check that the longest prompts leave room for `max_tokens` in the server's context.
+
+        Raises ServerError with the remedy. A server that does not tell its context or count tokens is not checked.
+        """
+        listed: Mapping[str, Json] = next(
+            (entry for entry in info.details["models"] if entry.get("id") == self.model), {}
+        )
+        context = listed.get("max_model_len")
+        if not isinstance(context, int):
+            return
+        for request in sorted(requests, key=prompt_length)[-LONGEST_CHECKED:]:
+            tokens = await self._count_tokens(request)
+            if tokens is None:
+                return
+            wanted = tokens + request.sampling.max_tokens
+            if wanted > context:
+                raise ServerError(
+                    f"a prompt of {tokens} tokens and max_tokens {request.sampling.max_tokens} make {wanted}, more "
+                    f"than the server's context of {context}: raise --max-model-len or lower max_tokens or num_fewshot"
+                )
+
+    async def _count_tokens(self, request: GenerateRequest) -> int | None:
+        body = body_of(request, self.model)
+        asked = {key: body[key] for key in ("model", "prompt", "messages", "chat_template_kwargs") if key in body}
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError, AttributeError):
+            async with self._session.post(self.root + "/tokenize", json=asked) as reply:
+                count = (await reply.json(content_type=None)).get("count") if reply.status == 200 else None
+                return count if isinstance(count, int) else None
+        return None
+
     async def metrics(self) -> str | Failure:
         """Fetch `/metrics` as text, or say why it could not be had."""
         try:
@@ -203,6 +241,32 @@ class ServerBackend:
             detail = f"/metrics answered HTTP {reply.status}: {excerpt(raw)}"
             return Failure(kind="status", detail=detail, attempts=1, status=reply.status)
         return raw.decode("utf-8", "replace")
+
+
+def prompt_length(request: GenerateRequest) -> int:
+    """Characters of a prompt, over all its turns."""
+    prompt = request.prompt
+    return len(prompt) if isinstance(prompt, str) else sum(len(message.content) for message in prompt)
+
+
+def raise_file_limit(concurrency: int) -> int:
+    """Raise the soft limit of open files to what so many connections need; return how many it allows.
+
+    Warns where the hard limit allows fewer.
+    """
+    needed = concurrency + RESERVED_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return concurrency
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    possible = max(1, allowed - RESERVED_FILES)
+    if possible < concurrency:
+        warnings.warn(
+            f"max_concurrency {concurrency} needs more open files than the limit of {hard}: asking {possible} at once",
+            stacklevel=2,
+        )
+    return min(concurrency, possible)
 
 
 def root_url(base_url: str) -> str:

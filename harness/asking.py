@@ -1,0 +1,146 @@
+"""Asking one server all questions of one task: samples to the record, figures to the tally, counters around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from harness.backends.base import BackendInfo, Failure, Response
+from harness.backends.server import ServerBackend, raise_file_limit
+from harness.config import ModelConfig
+from harness.errors import CountersUnavailable, RequestsFailed
+from harness.gates.threshold import Counts
+from harness.metrics import Counters, difference, read_counters
+from harness.records import ConfigRecord
+from harness.servers.endpoint import Endpoint
+from harness.tally import Tally
+from harness.tasks.base import Sample, Task
+
+SETTLE_SECONDS = 2.0
+"""How long the counters may lag behind the last response."""
+GAUGE_SECONDS = 1.0
+"""How often gauges are looked at while questions are under way."""
+REJECTIONS = 8
+"""So many first requests rejected for one reason end the run: the rest would be, too."""
+
+
+class Progress(Protocol):
+    """Is told how far an evaluation has come."""
+
+    def stage(self, text: str) -> None: ...
+
+    def answered(self, counts: Counts, total: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Asking:
+    """One pass over a task's questions; what it has learnt so far survives a fault."""
+
+    task: Task
+    config: ModelConfig
+    endpoint: Endpoint
+    record: ConfigRecord
+    progress: Progress
+    tally: Tally = field(default_factory=Tally)
+    backend: BackendInfo | None = None
+    counters: Counters | None = None
+    """Counted over this evaluation alone; None where `/metrics` could not be read, for the reason beside it."""
+    counters_fault: str | None = None
+
+    async def run(self) -> None:
+        """Ask everything.
+
+        Raises ServerError, ServerDied or RequestsFailed where no verdict can come of it.
+        """
+        config = self.config
+        concurrency = raise_file_limit(config.max_concurrency)
+        asked = ServerBackend(
+            self.endpoint.base_url,
+            model=self.endpoint.model,
+            api_key=self.endpoint.api_key,
+            concurrency=concurrency,
+            timeout=config.request_timeout_seconds,
+            death=self.endpoint.death,
+        )
+        async with asked as backend:
+            self.backend = await backend.describe()
+            await backend.check_context(self.task.requests, self.backend)
+            before = await self._read_counters(backend)
+            async with self._watching_gauges(backend, before):
+                await self._ask(backend)
+            if before is not None:
+                self.counters = await self._counted(backend, before)
+
+    async def _ask(self, backend: ServerBackend) -> None:
+        requests = self.task.requests
+        self.tally.start()
+        try:
+            async with aclosing(backend.run(requests)) as answers:
+                async for index, response in answers:
+                    self._take(self.task.score(index, response), response, len(requests))
+        finally:
+            self.tally.stop()
+
+    def _take(self, sample: Sample, response: Response, total: int) -> None:
+        self.record.append(sample)
+        self.tally.add(sample)
+        self.progress.answered(self.tally.counts, total)
+        counts = self.tally.counts
+        all_rejected = counts.asked == min(REJECTIONS, total) and self.tally.same_rejection == counts.asked
+        if isinstance(response, Failure) and all_rejected:
+            reason = f"the first {counts.asked} of {total} requests were all rejected: {response.detail}"
+            raise RequestsFailed(reason)
+
+    @asynccontextmanager
+    async def _watching_gauges(self, backend: ServerBackend, before: Counters | None) -> AsyncIterator[None]:
+        """Keep the highest KV-cache use seen; without counters there is nothing to watch."""
+        if before is None:
+            yield
+            return
+        watcher = asyncio.create_task(self._watch_gauges(backend))
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+    async def _watch_gauges(self, backend: ServerBackend) -> None:
+        while True:
+            text = await backend.metrics()
+            if isinstance(text, str):
+                with contextlib.suppress(CountersUnavailable):
+                    self.tally.note_kv_cache_use(read_counters(text).kv_cache_use)
+            await asyncio.sleep(GAUGE_SECONDS)
+
+    async def _read_counters(self, backend: ServerBackend) -> Counters | None:
+        text = await backend.metrics()
+        try:
+            if isinstance(text, Failure):
+                raise CountersUnavailable(text.detail)
+            return read_counters(text)
+        except CountersUnavailable as error:
+            self.counters_fault = str(error)
+            return None
+
+    async def _counted(self, backend: ServerBackend, before: Counters) -> Counters | None:
+        """Read the counters until they hold every answered request, or for as long as they may lag."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            after = await self._read_counters(backend)
+            if after is None:
+                return None
+            try:
+                delta = difference(before, after)
+            except CountersUnavailable as error:
+                self.counters_fault = str(error)
+                return None
+            if delta.finished >= self.tally.counts.graded or time.monotonic() > deadline:
+                return delta
+            await asyncio.sleep(0.05)
