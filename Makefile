@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-dep
 # GSM8K for the tests, where it lies beside this folder; elsewhere it is downloaded, or the tests that need it say so.
 export ACCURACY_GATE_DATA ?= $(wildcard $(CURDIR)/../shared/gsm8k)
 
-.PHONY: gate test lint fast clean pypi-torch
+.PHONY: gate test lint fast faults clean pypi-torch
 
 gate: $(VENV)/cpu.stamp ## the main job on the CPU: real vLLM, a real model
 	$(BIN)/python -m pytest --config-list-file=models-cpu.txt
@@ -17,6 +17,9 @@ test: lint ## the project's own tests, the live ones included
 
 fast: lint ## the same without real vLLM
 	$(BIN)/python -m pytest -m "not live"
+
+faults: $(VENV)/dev.stamp ## the table of faults and verdicts, real vLLM included
+	$(BIN)/python -m pytest tests/faults
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
 MASK = "***"
@@ -16,33 +17,60 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _NAME_OF_PLACE = re.compile(r"_(?:FILE|PATH|DIR)$", re.IGNORECASE)
-_OPTION = re.compile(r"--?[\w-]*(?:api[-_]?key|token|secret|password|passwd)", re.IGNORECASE)
+_OPTION = re.compile(r"--?[\w-]{0,40}(?:api[-_]?key|token|secret|password|passwd)", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:([^/\s]+)@")
 
-# Names before a value in environment dumps, dicts and JSON. Lower-case names are listed closely, for a model's
-# `eos_token`, `max_tokens` and `cache_key` are no secrets. The bound keeps a flood of hyphens linear.
+# The ends of names before a value in environment dumps, dicts and JSON. Lower-case ones are listed closely, for a
+# model's `eos_token`, `max_tokens` and `cache_key` are no secrets.
 _NAMED = (
-    r"(?:\b[A-Z0-9_]*(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)"
-    r"|(?i:\b[\w-]{0,40}(?:api[_-]?key|(?:hf|hub|api|auth|access|session|security|refresh|github)[_-]token"
-    r"|secret(?:[_-]access)?(?:[_-]key)?|password|passwd)))"
+    r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?"
+    r"|(?i:api[_-]?key|(?:hf|hub|api|auth|access|session|security|refresh|github)[_-]token"
+    r"|secret(?:[_-]access)?(?:[_-]key)?|password|passwd))"
     r"[\"']?\s{0,3}[=:]\s{0,3}[\[(]?"
 )
-_PATTERNS = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (
-            r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-            r"|nvapi-[\w-]{16,}|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}\b)",
-            MASK,
-        ),
-        (r"(?i)\b(Bearer[ \t]{1,3})[\w.~+/=-]{6,}", rf"\1{MASK}"),
-        (r"(?i)\b(Basic[ \t]{1,3})[\w+/=-]{12,}", rf"\1{MASK}"),
-        (r"(://)[^/\s?#\"']+@", rf"\1{MASK}@"),
-        (r"(?i)([?&](?:[\w-]{0,40}(?:signature|credential|token|key)|sig)=)[^&\s\"'#]+", rf"\1{MASK}"),
-        (rf"({_OPTION.pattern}(?:=|[ \t]{{1,3}})[\"']?)(?!--)[^\s\"']+", rf"\1{MASK}"),
-        (rf"({_NAMED}([\"']))(?:(?!\2).)+(?=\2)", rf"\1{MASK}"),
-        (rf"({_NAMED}[\"']?)(?!None\b|null\b|True\b|False\b)[^\s\"',;&)\]}}]+", rf"\1{MASK}"),
-    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """What a secret looks like."""
+
+    hint: re.Pattern[str]
+    """Found in the lower-case text wherever the shape is, thirty times as quickly: logs are large, secrets rare."""
+    pattern: re.Pattern[str]
+    replacement: str
+
+
+def _shape(hint: str, pattern: str, replacement: str) -> _Shape:
+    return _Shape(hint=re.compile(hint), pattern=re.compile(pattern), replacement=replacement)
+
+
+_NAMED_HINT = r"(?:token|key|secret|password|passwd|credentials?)[\"']?\s{0,3}[=:]"
+_SHAPES = (
+    _shape(
+        r"hf_|sk-|gh[pousr]_|github_pat_|glpat-|nvapi-|xox[abprs]-|akia|asia",
+        r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+        r"|nvapi-[\w-]{16,}|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}\b)",
+        MASK,
+    ),
+    _shape(r"bearer[ \t]", r"(?i)\b(Bearer[ \t]{1,3})[\w.~+/=-]{6,}", rf"\1{MASK}"),
+    _shape(r"basic[ \t]", r"(?i)\b(Basic[ \t]{1,3})[\w+/=-]{12,}", rf"\1{MASK}"),
+    _shape(r"://", r"(://)[^/\s?#\"']+@", rf"\1{MASK}@"),
+    _shape(
+        r"(?:signature|credential|token|key|sig)=",
+        r"(?i)([?&](?:[\w-]{0,40}(?:signature|credential|token|key)|sig)=)[^&\s\"'#]+",
+        rf"\1{MASK}",
+    ),
+    _shape(
+        r"(?:key|token|secret|password|passwd)[=\t ]",
+        rf"(?i)({_OPTION.pattern}(?:=|[ \t]{{1,3}})[\"']?)(?!--)[^\s\"']+",
+        rf"\1{MASK}",
+    ),
+    _shape(_NAMED_HINT, rf"({_NAMED}([\"']))(?:(?!\2).)+(?=\2)", rf"\1{MASK}"),
+    _shape(
+        _NAMED_HINT,
+        rf"({_NAMED}[\"']?)(?!None\b|null\b|True\b|False\b)[^\s\"',;&)\]}}]+",
+        rf"\1{MASK}",
+    ),
 )
 
 
@@ -50,8 +78,10 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """Mask the known secret values and whatever looks like a secret; doing so twice changes nothing more."""
     for form in sorted({form for value in secrets for form in _forms(value)}, key=len, reverse=True):
         text = text.replace(form, MASK)
-    for pattern, replacement in _PATTERNS:
-        text = pattern.sub(replacement, text)
+    lower = text.lower()
+    for shape in _SHAPES:
+        if shape.hint.search(lower):
+            text = shape.pattern.sub(shape.replacement, text)
     return text
 
 

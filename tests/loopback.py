@@ -15,13 +15,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One HTTP reply; `cut` closes the connection after so many bytes of the body."""
+    """One HTTP reply; `cut` closes the connection after so many bytes, `drip` waits so many seconds between bytes."""
 
     body: bytes | str | dict[str, Any] = b""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
     cut: int | None = None
+    drip: float | None = None
 
     def encoded(self) -> bytes:
         if isinstance(self.body, dict):
@@ -54,6 +55,8 @@ def loopback_server(
     script: Script,
     *,
     model: str = "m",
+    port: int = 0,
+    health: int = 200,
     metrics: Callable[[int], Reply] = lambda asked: Reply(body="", status=404),
     models: Reply | None = None,
     posts: Mapping[str, Reply] = MappingProxyType({}),
@@ -67,7 +70,7 @@ def loopback_server(
 
         def do_GET(self) -> None:
             gets = {
-                "/health": Reply(),
+                "/health": Reply(status=health),
                 "/version": Reply(body={"version": "9.9"}),
                 "/v1/models": models or Reply(body={"data": [{"id": model, "max_model_len": 4096}]}),
             }
@@ -95,7 +98,9 @@ def loopback_server(
                 for name, value in {"Content-Length": str(len(body)), **reply.headers}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(body if reply.cut is None else body[: reply.cut])
+                for piece in [body[: reply.cut]] if reply.drip is None else [body[i : i + 1] for i in range(len(body))]:
+                    self.wfile.write(piece)
+                    time.sleep(reply.drip or 0.0)
             except ConnectionError:
                 self.close_connection = True
             if reply.cut is not None:
@@ -107,7 +112,7 @@ def loopback_server(
         daemon_threads = True
         request_queue_size = 512
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     seen.base_url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -42,7 +42,8 @@ def main() -> None:
     if asked.stubborn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print(asked.print, flush=True)
+    sys.stdout.write(asked.print + "\n")
+    sys.stdout.flush()
     start_others(asked)
     end_at_once(asked)
     for _ in range(asked.flood):

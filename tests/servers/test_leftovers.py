@@ -65,7 +65,11 @@ def test_marks_differ() -> None:
 def test_only_the_marked_are_killed() -> None:
     """Killing one server's processes ends them in whatever session, and no other server's."""
     mine, other = Marker.new("run"), Marker.new("run")
-    with marked_process(mine) as one, marked_process(mine, start_new_session=True) as two, marked_process(other) as three:
+    with (
+        marked_process(mine) as one,
+        marked_process(mine, start_new_session=True) as two,
+        marked_process(other) as three,
+    ):
         sweep = kill_marked(mine, seconds=PATIENCE)
         assert {left.pid for left in sweep.killed} == {one.pid, two.pid}
         assert sweep.survivors == ()

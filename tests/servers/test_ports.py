@@ -14,7 +14,7 @@ from trials import eventually
 from harness.errors import InfrastructureError
 from harness.servers.ports import BLOCK, PortBlock, PortOwner, free_port, is_free, port_owner
 
-HOLDER = "from harness.servers.ports import PortBlock as B; import sys; B.reserve(*map(int, sys.argv[1:])); "
+HOLDER = "from harness.servers.ports import PortBlock as B; import sys; held = B.reserve(*map(int, sys.argv[1:])); "
 
 
 @pytest.fixture
@@ -60,6 +60,7 @@ def test_promise_of_another_process(block: PortBlock) -> None:
             PortBlock.reserve(*area)
         holder.kill()
         holder.wait()
+        holder.stdout.close()
         with PortBlock.reserve(*area) as mine:
             assert mine.first == block.first
 

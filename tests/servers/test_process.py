@@ -168,7 +168,9 @@ def test_lost_port_is_tried_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "starts"),
     [
-        pytest.param(["--raise", "OSError: [Errno 98] Address already in use"], ServerExited, 3, id="port always taken"),
+        pytest.param(
+            ["--raise", "OSError: [Errno 98] Address already in use"], ServerExited, 3, id="port always taken"
+        ),
         pytest.param(["--raise", "no such layer"], ServerExited, 1, id="another fault"),
         pytest.param(["--model", "tiny-v2"], ServerError, 1, id="another model"),
     ],

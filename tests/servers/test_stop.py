@@ -104,8 +104,11 @@ def test_worker_that_outlives_its_server(tmp_path: Path, ports: PortBlock, stop:
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
-def test_supervisor_that_is_lost(tmp_path: Path, ports: PortBlock, blow: signal.Signals) -> None:
+def test_supervisor_that_is_lost(
+    tmp_path: Path, ports: PortBlock, blow: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the supervisor is lost, server, worker and escaped grandchild are found and killed all the same."""
+    monkeypatch.setattr("harness.servers.child.ANSWER_SECONDS", 0.5)
     names = [tmp_path / "worker.pid", tmp_path / "escaped.pid"]
     quick = StopSeconds(interrupt=0.1, terminate=0.1, kill=1)  # as long as a hung supervisor is waited for
     server = started(tmp_path, ports, "--worker", str(names[0]), "--escaped", str(names[1]), stop_seconds=quick)
