@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-dep
 # GSM8K for the tests, where it lies beside this folder; elsewhere it is downloaded, or the tests that need it say so.
 export ACCURACY_GATE_DATA ?= $(wildcard $(CURDIR)/../shared/gsm8k)
 
-.PHONY: gate test lint fast faults clean pypi-torch
+.PHONY: gate test lint fast faults fuzz clean pypi-torch
 
 gate: $(VENV)/cpu.stamp ## the main job on the CPU: real vLLM, a real model
 	$(BIN)/python -m pytest --config-list-file=models-cpu.txt
@@ -20,6 +20,9 @@ fast: lint ## the same without real vLLM
 
 faults: $(VENV)/dev.stamp ## the table of faults and verdicts, real vLLM included
 	$(BIN)/python -m pytest tests/faults
+
+fuzz: $(VENV)/dev.stamp ## 200,000 generated replies through the grader (about five minutes)
+	ACCURACY_GATE_FUZZ_EXAMPLES=200000 $(BIN)/python -m pytest tests/unit/test_answers_fuzz.py
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -26,28 +26,18 @@ RECORD = pytest.StashKey[RunRecord]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("accuracy-gate")
-    group.addoption(
-        "--config-list-file",
-        action="append",
-        metavar="PATH",
-        help="list of model configs (configs/models-small.txt)",
+    add = parser.getgroup("accuracy-gate").addoption
+    lists = "list of model configs; may be given again (configs/models-small.txt)"
+    add("--config-list-file", action="append", metavar="PATH", help=lists)
+    add("--results-dir", type=Path, default=Path("results"), metavar="DIR", help="where run records go (results)")
+    add("--base-url", metavar="URL", help="ask a server that already runs; nothing is started")
+    add(
+        "--serve-command", metavar="LINE", help="how servers are started: {model}, {host}, {port}, {args} are filled in"
     )
-    group.addoption(
-        "--results-dir",
-        type=Path,
-        default=Path("results"),
-        metavar="DIR",
-        help="where run records go (results)",
-    )
-    group.addoption("--base-url", metavar="URL", help="ask a server that already runs; nothing is started")
-    group.addoption(
-        "--serve-command", metavar="TEMPLATE", help="start servers so, with {model}, {host}, {port}, {args}"
-    )
-    group.addoption(
-        "--keep-server", action="store_true", help="leave servers running and say how to reach and stop them"
-    )
-    group.addoption("--data-dir", type=Path, metavar="DIR", help="folder with GSM8K's train.jsonl and test.jsonl")
+    add("--gpus", metavar="LIST", help="which of the visible GPUs to use: positions or UUIDs")
+    add("--require-gpus", action="store_true", help="too few GPUs for a config is a failure, not a skip")
+    add("--keep-server", action="store_true", help="leave servers running and say how to reach and stop them")
+    add("--data-dir", type=Path, metavar="DIR", help="folder with GSM8K's train.jsonl and test.jsonl")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
         data_dir=config.option.data_dir,
         serve_command=config.option.serve_command,
         keep_server=config.option.keep_server,
+        gpu_choice=config.option.gpus,
+        require_gpus=config.option.require_gpus,
     )
     try:
         config.stash[SUITE] = prepare(

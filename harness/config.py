@@ -5,108 +5,33 @@ from __future__ import annotations
 import difflib
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from harness.config_types import Count, Env, Seconds, ServeCommand, ServerArgs, Share
 from harness.errors import ConfigError
-from harness.yaml_source import YamlSource, read_yaml
+from harness.parallelism import gpus_needed
+from harness.platforms import (
+    Layer,
+    Overrides,
+    Platform,
+    PlatformRequirements,
+    SkipRow,
+    apply_layers,
+    override_layers,
+    written_at,
+)
+from harness.yaml_source import Location, YamlSource, read_yaml
 
 GSM8K_TEST_ROWS = 1319
 SMOKE_ROWS = 20
-OWNED_FLAGS = {"--host": "127.0.0.1", "--port": "a free port", "--api-key": "a random key", "--uds": "TCP"}
-OWNED_VARIABLES = ("VLLM_API_KEY", "ACCURACY_GATE_SERVER")
-
-
-def _share(value: float) -> float:
-    if not 0 <= value <= 1:
-        hint = f"; did you mean {Decimal(str(value)) / 100:f}?" if 1 < value <= 100 else ""
-        raise PydanticCustomError("share", "must lie between 0 and 1{hint}", {"hint": hint})
-    return value
-
-
-def _splits(server_args: str) -> str:
-    """Check that the shell words can be read and that what looks like JSON still is."""
-    try:
-        words = shlex.split(server_args)
-    except ValueError as error:
-        raise PydanticCustomError(
-            "server_args", "cannot be split into arguments: {why}", {"why": str(error)}
-        ) from error
-    flag = "(no flag)"
-    for word in words:
-        name, _, inline = word.partition("=") if word.startswith("-") else ("", "", word)
-        flag = name or flag
-        if name in OWNED_FLAGS:
-            said = {"flag": name, "owner": OWNED_FLAGS[name]}
-            raise PydanticCustomError("server_args", "{flag} is set by the harness ({owner}): remove it", said)
-        if inline.startswith("{") and not _is_json(inline):
-            said = {"flag": flag, "value": inline}
-            message = (
-                "the value after {flag} is not JSON once the shell quoting is read: {value} (put it in single quotes)"
-            )
-            raise PydanticCustomError("server_args", message, said)
-    return server_args
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _one_spelling(env: Any) -> Any:
-    """Refuse values that have no single spelling as an environment variable: booleans and nothing."""
-    for name, value in env.items() if isinstance(env, dict) else ():
-        if isinstance(value, bool) or value is None:
-            said = {"name": name, "value": json.dumps(value)}
-            raise PydanticCustomError(
-                "env",
-                'env {name}: {value} has no one spelling as a variable: write "1", "0" or the text, quoted',
-                said,
-            )
-        if name in OWNED_VARIABLES:
-            raise PydanticCustomError("env", "env {name} is set by the harness: remove it", {"name": name})
-    return env
-
-
-def check_serve_command(template: str) -> str:
-    """Check that a template can be split and says where the server listens.
-
-    Raises PydanticCustomError.
-    """
-    try:
-        words = shlex.split(template)
-    except ValueError as error:
-        raise PydanticCustomError("serve_command", "cannot be split: {why}", {"why": str(error)}) from error
-    missing = [name for name in ("{model}", "{port}", "{args}") if not any(name in word for word in words)]
-    if missing or "{args}" not in words:
-        said = {"missing": ", ".join(missing) or "{args} as a word of its own"}
-        raise PydanticCustomError("serve_command", "must hold {missing}", said)
-    return template
-
-
-ServeCommand = Annotated[str, AfterValidator(check_serve_command)]
-Share = Annotated[float, AfterValidator(_share)]
-ServerArgs = Annotated[str, AfterValidator(_splits)]
-Env = Annotated[dict[str, str], BeforeValidator(_one_spelling)]
-Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class Scorer(StrEnum):
@@ -179,6 +104,17 @@ class ModelConfig(BaseModel):
         default=None,
         description="How the server is started, with {model}, {host}, {port} and {args}; `vllm serve` where left out.",
     )
+    num_gpus: Count | None = Field(
+        default=None, description="GPUs of this machine; by default what the parallel sizes in server_args ask for."
+    )
+    platforms: PlatformRequirements | None = Field(
+        default=None, description="Where this runs: cuda, cuda>=9.0, rocm:gfx942, xpu, tpu, cpu; everywhere by default."
+    )
+    skip: list[SkipRow] = Field(default_factory=list, description="Where this does not run, and why.")
+    overrides: Overrides = Field(default_factory=dict, description="Keys that differ on a platform.")
+    rocm_request_timeout_seconds: Seconds | None = Field(
+        default=None, description="vLLM's key for overrides: {rocm: {request_timeout_seconds: …}}."
+    )
     trust_remote_code: bool = Field(default=True, description="Add --trust-remote-code, as vLLM's own suite does.")
 
     @model_validator(mode="after")
@@ -186,11 +122,21 @@ class ModelConfig(BaseModel):
         for key in ("reasoning_effort", "chat_template_kwargs", "fewshot_as_multiturn"):
             if getattr(self, key) and not self.use_chat_completions:
                 raise PydanticCustomError(key, "{key} needs use_chat_completions: true", {"key": key})
+        if self.num_gpus is None:
+            try:
+                gpus_needed(self.arguments)
+            except ValueError as error:
+                raise PydanticCustomError("server_args", "server_args: {why}", {"why": str(error)}) from error
+        if self.rocm_request_timeout_seconds is not None and "request_timeout_seconds" in self.overrides.get(
+            "rocm", {}
+        ):
+            said = "rocm_request_timeout_seconds: overrides.rocm.request_timeout_seconds says it too: remove one"
+            raise PydanticCustomError("rocm_request_timeout_seconds", said)
         if self.fewshot_dataset is not None and self.dataset is None:
             raise PydanticCustomError("fewshot_dataset", "fewshot_dataset needs a dataset of your own beside it")
         if self.dataset is None and self.num_questions is not None and self.num_questions > self.available_questions:
-            said = {"task": self.task, "rows": self.available_questions}
-            raise PydanticCustomError("num_questions", "num_questions: {task} has {rows} questions", said)
+            rows: dict[str, Any] = {"task": self.task, "rows": self.available_questions}
+            raise PydanticCustomError("num_questions", "num_questions: {task} has {rows} questions", rows)
         return self
 
     @property
@@ -203,49 +149,101 @@ class ModelConfig(BaseModel):
         return Decimal(str(self.accuracy_threshold)) - Decimal(str(self.tolerance))
 
     @property
+    def gpus(self) -> int:
+        """How many GPUs of this machine the server takes."""
+        return self.num_gpus or gpus_needed(self.arguments)
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """`server_args` as the shell would split them."""
         return tuple(shlex.split(self.server_args))
 
 
-def load_config(path: Path) -> ModelConfig:
-    """Read one YAML file.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """One YAML file, read and checked on every platform it speaks of."""
+
+    source: YamlSource
+    raw: Mapping[str, Any]
+    config: ModelConfig
+    """What holds where no override does."""
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
+
+    def on(self, platform: Platform) -> ModelConfig:
+        """Merge the overrides that hold on a platform.
+
+        Raises ConfigError where an override's requirement cannot be decided there.
+        """
+        layers = [layer for layer in override_layers(self.raw) if layer.requirement.matches(platform)]
+        return _validated(self.source, self.raw, layers) if layers else self.config
+
+
+def load_config_file(path: Path) -> ConfigFile:
+    """Read one YAML file; every override must make a valid config, on whatever machine it is read.
 
     Raises ConfigError with one line per fault: file, line, column, key, and the nearest valid key for an unknown one.
     """
     source = read_yaml(path)
+    raw = _with_env_as_written(source)
+    config = _validated(source, raw, ())
+    for layer in override_layers(raw):
+        _validated(source, raw, [layer])
+    return ConfigFile(source=source, raw=raw, config=config)
+
+
+def load_config(path: Path) -> ModelConfig:
+    """Read one YAML file as it holds where no override does; see `load_config_file`."""
+    return load_config_file(path).config
+
+
+def _validated(source: YamlSource, raw: Mapping[str, Any], layers: Sequence[Layer]) -> ModelConfig:
     try:
-        return ModelConfig.model_validate(_with_env_as_written(source))
+        return ModelConfig.model_validate(apply_layers(raw, layers) if layers else dict(raw))
     except ValidationError as error:
-        raise ConfigError(*_faults(error, source)) from error
+        raise ConfigError(*_faults(error, source, layers)) from error
 
 
 def _with_env_as_written(source: YamlSource) -> dict[str, Any]:
     """Numbers in `env` reach the server spelled as the file spells them: `1.10` stays 1.10."""
-    env = source.data.get("env")
-    if not isinstance(env, dict):
-        return source.data
-    written = {
-        name: source.texts[("env", name)] if isinstance(value, int | float) and not isinstance(value, bool) else value
+    data = dict(source.data)
+    if isinstance(data.get("env"), dict):
+        data["env"] = _as_written(source, data["env"], ("env",))
+    overrides = data.get("overrides")
+    if isinstance(overrides, dict):
+        data["overrides"] = {
+            key: {**keys, "env": _as_written(source, keys["env"], ("overrides", key, "env"))}
+            if isinstance(keys, dict) and isinstance(keys.get("env"), dict)
+            else keys
+            for key, keys in overrides.items()
+        }
+    return data
+
+
+def _as_written(source: YamlSource, env: Mapping[str, Any], location: Location) -> dict[str, Any]:
+    return {
+        name: source.texts[(*location, name)] if isinstance(value, int | float) and value is not bool(value) else value
         for name, value in env.items()
     }
-    return {**source.data, "env": written}
 
 
-def _faults(error: ValidationError, source: YamlSource) -> Iterator[str]:
+def _faults(error: ValidationError, source: YamlSource, layers: Sequence[Layer]) -> Iterator[str]:
     for detail in error.errors(include_url=False):
         where = detail["loc"] or (detail["type"],)  # a rule over several keys is typed by the key to look at
-        yield f"{source.position(where)}: {_explain(detail)}"
+        yield f"{source.position(written_at(where, layers))}: {_explain(detail)}"
 
 
 def _explain(detail: ErrorDetails) -> str:
     key = ".".join(str(part) for part in detail["loc"])
+    fields = ModelConfig.model_fields if len(detail["loc"]) < 2 else SkipRow.model_fields
     if detail["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, ModelConfig.model_fields, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(ModelConfig.model_fields))}"
+        near = difflib.get_close_matches(str(detail["loc"][-1]), fields, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(fields))}"
         return f"unknown key {key}; {remedy}"
     if detail["type"] == "missing":
-        return f"{key} is missing: every config needs it"
+        return f"{key} is missing: every {'config' if fields is ModelConfig.model_fields else 'row'} needs it"
     if not detail["loc"] or detail["type"] == "env":
         return detail["msg"]
     return (

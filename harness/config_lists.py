@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from harness.config import ModelConfig, load_config
+from harness.config import ConfigFile, ModelConfig, load_config_file
 from harness.errors import ConfigError, Position
 from harness.yaml_source import read_text
 
@@ -22,7 +22,13 @@ class ListedConfig:
     """Path below the list's folder, less its suffix, with forward slashes."""
     path: Path
     listed_at: Position
+    file: ConfigFile
     config: ModelConfig
+    """As it holds on this machine, once it is placed."""
+    skip: str | None = None
+    """Why it does not run on this platform."""
+    unmet: str | None = None
+    """What this machine lacks."""
 
 
 def find_list(argument: str, *, suite_root: Path, cwd: Path) -> Path:
@@ -47,7 +53,7 @@ def load_lists(paths: Sequence[Path]) -> tuple[ListedConfig, ...]:
     stands twice, two equal ids, or whatever is wrong inside a config.
     """
     faults: list[str] = []
-    listed: list[ListedConfig] = []
+    named: list[ListedConfig] = []
     for index, path in enumerate(paths):
         if path in paths[:index]:
             faults.append(f"{path}: this list is named twice")
@@ -56,11 +62,11 @@ def load_lists(paths: Sequence[Path]) -> tuple[ListedConfig, ...]:
             if isinstance(outcome, ConfigError):
                 faults.extend(outcome.faults)
             else:
-                listed.append(outcome)
-    faults.extend(_equal_ids(listed))
+                named.append(outcome)
+    faults.extend(_equal_ids(named))
     if faults:
         raise ConfigError(*faults)
-    return tuple(listed)
+    return tuple(named)
 
 
 def _entries(path: Path) -> Iterator[ListedConfig | ConfigError]:
@@ -92,12 +98,17 @@ def _entry(list_path: Path, name: str, at: Position) -> ListedConfig:
     path = list_path.parent / relative
     if not path.is_file():
         raise ConfigError.at(at, f"{name}: no such file (looked for {path})")
-    return ListedConfig(id=str(relative.with_suffix("")), path=path, listed_at=at, config=load_config(path))
+    return listed(str(relative.with_suffix("")), load_config_file(path), at)
 
 
-def _equal_ids(listed: Sequence[ListedConfig]) -> Iterator[str]:
+def listed(config_id: str, file: ConfigFile, at: Position) -> ListedConfig:
+    """Name a config that was read."""
+    return ListedConfig(id=config_id, path=file.path, listed_at=at, file=file, config=file.config)
+
+
+def _equal_ids(named: Sequence[ListedConfig]) -> Iterator[str]:
     first: dict[str, ListedConfig] = {}
-    for entry in listed:
+    for entry in named:
         other = first.setdefault(entry.id, entry)
         if other is not entry:
             yield f"{entry.listed_at}: the id {entry.id} is taken by {other.listed_at}: an id may stand once in a run"

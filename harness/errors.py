@@ -12,6 +12,8 @@ AccuracyGateError
     │   ├── PortTaken              somebody else answers on its port
     │   └── ServerDied             it was ready and then ended while being asked
     ├── RequestsFailed         more requests than allowed got no answer
+    ├── GpusMissing            the machine has fewer GPUs than the config needs (--require-gpus)
+    ├── GpuMemoryHeld          a GPU's memory did not come back after a server
     ├── OutOfTime              the config's max_seconds were over
     ├── CountersUnavailable    /metrics could not give what a gate needs
     └── RecordUnwritable       the results folder is full or went away
@@ -105,3 +107,11 @@ class RecordUnwritable(InfrastructureError):
 
 class OutOfTime(InfrastructureError):
     """The config's own `max_seconds` were over before all questions were answered."""
+
+
+class GpuMemoryHeld(InfrastructureError):
+    """A GPU still holds memory from before; the message names the processes."""
+
+
+class GpusMissing(InfrastructureError):
+    """This machine has fewer GPUs than the config needs, and --require-gpus was given."""

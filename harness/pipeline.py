@@ -13,9 +13,19 @@ from typing import Any
 from harness.asking import Asking, Progress
 from harness.backends.server import root_url
 from harness.config_lists import ListedConfig
-from harness.errors import AccuracyGateError, CountersUnavailable, GateFailed, InfrastructureError, OutOfTime
+from harness.errors import (
+    AccuracyGateError,
+    CountersUnavailable,
+    GateFailed,
+    GpusMissing,
+    InfrastructureError,
+    OutOfTime,
+)
 from harness.gates.threshold import Gate, Verdict, judge_acceptance, judge_accuracy, judge_errors, overall
+from harness.gpu_memory import GpuMemory
+from harness.gpus import Gpu, visible_environment
 from harness.metrics import Acceptance, acceptance
+from harness.placement import chosen_gpus
 from harness.records import ConfigRecord, EvalResult, Timings, now
 from harness.servers.endpoint import Endpoint
 from harness.servers.rpc_checks import run_rpc_checks
@@ -36,6 +46,13 @@ class RunOptions:
     data_dir: Path | None = None
     serve_command: str | None = None
     """How servers are started where a config does not say."""
+    gpu_choice: str | None = None
+    """--gpus: which of the visible GPUs servers may use."""
+    gpus: tuple[Gpu, ...] = ()
+    """The GPUs that servers may use."""
+    require_gpus: bool = False
+    """A config that needs more GPUs than there are fails instead of being skipped."""
+    memory: GpuMemory = field(default_factory=GpuMemory)
     keep_server: bool = False
     """Leave the server running at the end, and say how to reach and stop it."""
 
@@ -81,6 +98,7 @@ class _Evaluation:
     asking: Asking | None = None
     rpc_gates: tuple[Gate, ...] = ()
     stopping: float | None = None
+    gpu_memory: dict[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         limit = self.listed.config.max_seconds
@@ -88,6 +106,8 @@ class _Evaluation:
 
     def run(self) -> None:
         config = self.listed.config
+        if self.listed.unmet is not None:
+            raise GpusMissing(self.listed.unmet)
         self.task = build_task(config, folder=self.listed.path.parent, data_dir=self.options.data_dir)
         self.progress.stage("starting")
         with self._serving() as endpoint:
@@ -108,10 +128,13 @@ class _Evaluation:
             described = {"base_url": root, "started_by": "somebody else"}
             yield Endpoint(base_url=root, model=served_model(config), api_key=options.api_key, description=described)
             return
+        gpus = chosen_gpus(options.gpus, config.gpus)
+        self.gpu_memory["before"] = options.memory.ready(gpus)
         serving = vllm_server(
             config,
             self.record.server_log,
             serve_command=options.serve_command,
+            env=visible_environment(gpus) if options.gpu_choice is not None else {},
             keep=options.keep_server,
             within=self.deadline - time.monotonic(),
         )
@@ -119,6 +142,7 @@ class _Evaluation:
             yield endpoint
             stop = time.perf_counter()
         self.stopping = time.perf_counter() - stop
+        self.gpu_memory["after"] = options.memory.used(gpus)
 
     async def _ask_in_time(self, asking: Asking) -> None:
         limit = self.listed.config.max_seconds
@@ -155,6 +179,7 @@ class _Evaluation:
             threshold=config.accuracy_threshold,
             tolerance=config.tolerance,
             floor=float(config.floor),
+            correct_by_scorer=tally.correct_by_scorer,
             gates=gates,
             timings=self._timings(tally),
             output_tokens=tally.output_tokens,
@@ -191,6 +216,8 @@ class _Evaluation:
     def _server(self) -> dict[str, Any]:
         described = dict(self.endpoint.description) if self.endpoint else {}
         backend = self.asking.backend if self.asking else None
+        if self.gpu_memory.get("before"):
+            described["gpu_memory_bytes"] = self.gpu_memory
         return described | ({"version": backend.version, "model": backend.model, **backend.details} if backend else {})
 
 

@@ -203,7 +203,7 @@ PlatformRequirement = Annotated[
     Requirement,
     PlainValidator(_requirement),
     PlainSerializer(str, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": r"^(cuda|rocm|xpu|tpu|cpu)([:<>=].*)?$"}),
+    WithJsonSchema({"type": "string", "pattern": r"^\s*(cuda|rocm|xpu|tpu|cpu)\s*([:<>=].*)?$"}),
 ]
 PlatformRequirements = Annotated[
     list[PlatformRequirement],

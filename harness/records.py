@@ -52,6 +52,8 @@ class EvalResult:
     threshold: float
     tolerance: float
     floor: float
+    correct_by_scorer: Mapping[str, int] = field(default_factory=dict)
+    """Right answers by every reading; `counts` goes by the one that gates."""
     gates: Sequence[Gate] = ()
     timings: Timings = field(default_factory=Timings)
     output_tokens: int | None = None
@@ -95,6 +97,8 @@ class Row:
     tokens_per_second: float | None
     questions_per_second: float | None
     startup: float | None
+    scorer: str | None
+    correct_by_scorer: Mapping[str, int]
 
     @classmethod
     def from_result(cls, result: Mapping[str, Any]) -> Self:
@@ -116,6 +120,8 @@ class Row:
             tokens_per_second=result["tokens_per_second"],
             questions_per_second=result["questions_per_second"],
             startup=result["timings"]["startup"],
+            scorer=result["task"].get("scorer"),
+            correct_by_scorer=result["correct_by_scorer"],
         )
 
 
@@ -230,8 +236,12 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON file so that a reader sees the old one or the new one, whole."""
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Write a JSON file, whole or not at all; NaN and infinity are refused, for they are no JSON."""
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with _writing(path):
         try:

@@ -15,13 +15,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.backends.server import ServerBackend, root_url
-from harness.config import ModelConfig
-from harness.config_lists import ListedConfig
+from harness.config import ConfigFile, ModelConfig
+from harness.config_lists import ListedConfig, listed
 from harness.errors import ConfigError, Position, ServerError
 from harness.gates.threshold import Verdict
 from harness.pipeline import RunOptions, evaluate, raise_for_verdict
 from harness.records import ConfigRecord, EvalResult, write_json
 from harness.reports.terminal import LiveLine
+from harness.yaml_source import YamlSource
 
 API_KEY_VARIABLES = ("ACCURACY_GATE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
 
@@ -65,12 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from error
     key = arguments.api_key or api_key()
     config = _config(arguments, arguments.model or asyncio.run(_only_model(root, key)))
-    here = Path.cwd()
-    listed = ListedConfig(id=config.model_name, path=here / "eval", listed_at=Position(path=here), config=config)
+    entry = _listed(config)
     options = RunOptions(base_url=root, api_key=key, data_dir=arguments.data_dir)
     with tempfile.TemporaryDirectory(prefix="accuracy-gate-") as scratch:
         record = ConfigRecord(arguments.save_samples or Path(scratch))
-        result = evaluate(listed, record, options, LiveLine(config.model_name))
+        result = evaluate(entry, record, options, LiveLine(config.model_name))
     if result.verdict is Verdict.INFRASTRUCTURE:
         raise_for_verdict(result)
     figures = _figures(result, config)
@@ -78,6 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(arguments.save_results, figures)
     _print(figures)
     return 0
+
+
+def _listed(config: ModelConfig) -> ListedConfig:
+    source = YamlSource(path=Path.cwd() / "eval", data={}, positions={}, texts={})
+    file = ConfigFile(source=source, raw={}, config=config)
+    return listed(config.model_name, file, Position(path=source.path))
 
 
 def api_key() -> str | None:

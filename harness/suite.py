@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness.backends.server import root_url
 from harness.config_lists import ListedConfig, find_list, load_lists
 from harness.errors import AccuracyGateError, ConfigError
 from harness.pipeline import RunOptions
+from harness.placement import Placement, find_placement
 from harness.records import Row, RunRecord, environment, now
 from harness.servers.embedded_model import check_embedded, is_embedded
 from harness.servers.vllm import check_command
@@ -27,6 +28,7 @@ class Suite:
     lists: tuple[Path, ...]
     listed: tuple[ListedConfig, ...]
     options: RunOptions
+    placement: Placement
 
 
 def prepare(lists: Sequence[str], *, suite_root: Path, cwd: Path, options: RunOptions, starting: bool) -> Suite:
@@ -36,6 +38,11 @@ def prepare(lists: Sequence[str], *, suite_root: Path, cwd: Path, options: RunOp
     """
     paths = tuple(find_list(name, suite_root=suite_root, cwd=cwd) for name in lists or [DEFAULT_LIST])
     listed = load_lists(paths)
+    placement = Placement()
+    if starting and options.base_url is None:
+        placement = find_placement(options.gpu_choice, serve_command=options.serve_command)
+        listed = tuple(placement.place(entry) for entry in listed)
+        options = replace(options, gpus=placement.gpus)
     if options.base_url is not None:
         try:
             root_url(options.base_url)
@@ -44,7 +51,7 @@ def prepare(lists: Sequence[str], *, suite_root: Path, cwd: Path, options: RunOp
     faults = [fault for entry in listed for fault in _faults(entry, options, starting=starting)]
     if faults:
         raise ConfigError(*dict.fromkeys(faults))
-    return Suite(lists=paths, listed=listed, options=options)
+    return Suite(lists=paths, listed=listed, options=options, placement=placement)
 
 
 def _faults(entry: ListedConfig, options: RunOptions, *, starting: bool) -> Sequence[str]:
@@ -52,7 +59,7 @@ def _faults(entry: ListedConfig, options: RunOptions, *, starting: bool) -> Sequ
         check_own_data(entry.config, folder=entry.path.parent)
         if is_embedded(entry.config.model_name):
             check_embedded(entry.config.model_name, installed=starting and options.base_url is None)
-        if starting and options.base_url is None:
+        if starting and options.base_url is None and entry.skip is None and entry.unmet is None:
             check_command(entry.config.serve_command or options.serve_command)
     except ConfigError as error:
         return error.faults
@@ -66,12 +73,15 @@ class RunInfo:
 
     def __init__(self, record: RunRecord, suite: Suite) -> None:
         self.record = record
+        self.lists = suite.lists
         self._info = {
             "started": now(),
             "finished": None,
             "lists": [str(path) for path in suite.lists],
             "listed": [entry.id for entry in suite.listed],
             "environment": environment(),
+            "platform": str(suite.placement.platform) if suite.placement.platform else "unknown",
+            "gpus": [asdict(gpu) for gpu in suite.placement.gpus],
         }
         record.write_run(self._info)
 

@@ -16,6 +16,7 @@ class Tally:
     """Counts samples as they come."""
 
     counts: Counts = field(default_factory=Counts)
+    correct_by_scorer: dict[str, int] = field(default_factory=dict)
     same_rejection: int = 0
     """How many samples in a row, from the first, were rejected for one reason."""
     output_tokens: int | None = 0
@@ -48,6 +49,8 @@ class Tally:
         )
         if failed:
             return
+        for scorer, right in sample.scores.items():
+            self.correct_by_scorer[scorer] = self.correct_by_scorer.get(scorer, 0) + right
         if sample.latency is not None:
             self._latencies.append(sample.latency)
         if sample.generated_tokens is None or self.output_tokens is None:

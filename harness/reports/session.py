@@ -12,7 +12,8 @@ import pytest
 from harness.errors import AccuracyGateError, GateFailed, InfrastructureError
 from harness.gates.threshold import Verdict
 from harness.records import Row
-from harness.reports.terminal import table
+from harness.reports.terminal import reading_notes, table
+from harness.servers.leftovers import sweep_dead_runs
 from harness.suite import EXIT_INFRASTRUCTURE, RunInfo
 
 VERDICT = "verdict"
@@ -56,6 +57,13 @@ class SessionReport:
         self._rows: Sequence[Row] = ()
         self._distributed = False
 
+    def pytest_report_header(self) -> list[str]:
+        lines = [f"accuracy-gate: {', '.join(map(str, self._info.lists))}; record: {self._info.record.folder}"]
+        swept = sweep_dead_runs()
+        lines += [f"left by a dead run, killed now: {left}" for left in swept.killed]
+        lines += [f"left by a dead run, not to be killed: {left}" for left in swept.survivors]
+        return lines
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodeready(self) -> None:
         self._distributed = True
@@ -80,6 +88,6 @@ class SessionReport:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("accuracy")
-        for line in table(self._rows):
+        for line in [*table(self._rows), *reading_notes(self._rows)]:
             terminalreporter.write_line(line)
         terminalreporter.write_line(f"record: {self._info.record.folder}")

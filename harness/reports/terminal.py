@@ -45,6 +45,16 @@ def table(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def reading_notes(rows: Sequence[Row]) -> list[str]:
+    """Name the configs whose two readings of the replies disagree, with both figures."""
+    return [
+        f"{row.config_id}: right by {' and '.join(f'{name} {n}' for name, n in sorted(row.correct_by_scorer.items()))} "
+        f"of {row.graded}; {row.scorer} gates"
+        for row in rows
+        if len(set(row.correct_by_scorer.values())) > 1
+    ]
+
+
 def _align(cell: str, width: int, column: int) -> str:
     return cell.ljust(width) if column in {0, len(HEADINGS) - 1} else cell.rjust(width)
 

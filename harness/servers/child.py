@@ -51,7 +51,8 @@ class Exit:
 
     def __str__(self) -> str:
         if self.signal is not None:
-            return f"killed by {signal.Signals(self.signal).name} (signal {self.signal})"
+            name = signal.Signals(self.signal).name if self.signal in set(signal.Signals) else "a signal"
+            return f"killed by {name} (signal {self.signal})"
         return self.problem or f"exited with code {self.code}"
 
 
@@ -108,7 +109,9 @@ class Child:
         if not poll.poll(max(0.0, seconds) * 1000):
             return False
         try:
-            data = self._channel.recv(65536)
+            data = self._channel.recv(65536, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False  # Another thread was quicker.
         except OSError:
             data = b""
         *events, self._told = (self._told + data).split(b"\n")

@@ -149,14 +149,11 @@ def main() -> int:
 
 def _end(server: Server, harness: Harness, order: dict[str, Any]) -> None:
     """Ask the server's group to end, ever less politely; then kill every descendant, also those in other sessions."""
-    stages = [(signal.SIGINT, order["interrupt"]), (signal.SIGTERM, order["terminate"])]
-    if server.status is not None:
-        # Its workers get the time to free shared memory and devices, but no second asking.
-        stages = stages[1:]
-    for number, seconds in stages:
-        if harness.kill or not server.signal_group(number):
-            break
-        _wait(harness, lambda: harness.kill or not server.signal_group(0), seconds)
+    if server.status is None and server.signal_group(signal.SIGINT):
+        _wait(harness, lambda: harness.kill or not server.reap() or server.status is not None, order["interrupt"])
+    # Workers that are left get the time to free shared memory and devices, for their server's death told them nothing.
+    if not harness.kill and server.signal_group(signal.SIGTERM):
+        _wait(harness, lambda: harness.kill or not server.signal_group(0), order["terminate"])
 
     def all_gone() -> bool:
         for pid in descendants():

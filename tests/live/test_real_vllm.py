@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import load_config
-from harness.config_lists import ListedConfig
+from harness.config import load_config_file
+from harness.config_lists import listed
 from harness.errors import Position
 from harness.pipeline import RunOptions, evaluate
 from harness.records import RunRecord
@@ -61,12 +61,11 @@ def metrics(server: Endpoint) -> str:
 
 def test_acceptance_length_equals_the_counters_by_hand(ngram_server: Endpoint, tmp_path: Path) -> None:
     """What result.json says is what /metrics counted over the evaluation alone, read by hand before and after."""
-    config = load_config(NGRAM)
-    listed = ListedConfig(id="ngram", path=NGRAM, listed_at=Position(path=NGRAM), config=config)
+    entry = listed("ngram", load_config_file(NGRAM), Position(path=NGRAM))
     options = RunOptions(base_url=ngram_server.base_url, api_key=ngram_server.api_key)
     for _ in range(2):
         before = metrics(ngram_server)
-        result = evaluate(listed, RunRecord(tmp_path).config("ngram"), options, LiveLine("ngram"))
+        result = evaluate(entry, RunRecord(tmp_path).config("ngram"), options, LiveLine("ngram"))
         after = metrics(ngram_server)
         counted = {
             name: counter(after, f"spec_decode_num_{name}_total") - counter(before, f"spec_decode_num_{name}_total")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
@@ -291,3 +293,62 @@ def test_a_fault_of_the_harness_is_not_swallowed() -> None:
 
     with loopback_server(lambda body, n: Reply(status=503)) as server, pytest.raises(RuntimeError, match="bug"):
         one(server.base_url, retry=Broken())
+
+
+CONTEXT = {
+    "fits": (Reply(body={"count": 4088}), None),
+    "one too many": (Reply(body={"count": 4089}), "4089 tokens and max_tokens 8 make 4097, more than .* 4096: raise"),
+    "no /tokenize": (Reply(status=404), None),
+    "HTML": (Reply(body="<html>"), None),
+    "no count": (Reply(body={"count": None}), None),
+}
+
+
+@pytest.mark.parametrize(("reply", "expected"), CONTEXT.values(), ids=CONTEXT)
+def test_a_prompt_that_cannot_fit_is_found_before_asking(reply: Reply, expected: str | None) -> None:
+    """The longest prompts are counted by the server itself; where it cannot count, nothing is claimed."""
+
+    async def check(url: str) -> None:
+        async with ServerBackend(url, model="m") as backend:
+            await backend.check_context(requests(5), await backend.describe())
+
+    with loopback_server(lambda body, n: completion("x"), posts={"/tokenize": reply}) as server:
+        if expected is None:
+            asyncio.run(check(server.base_url))
+        else:
+            with pytest.raises(ServerError, match=expected):
+                asyncio.run(check(server.base_url))
+        assert server.requests == []
+
+
+LIMITS = """
+import resource, warnings
+from harness.backends.server import raise_file_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+warnings.simplefilter("error" if {quiet} else "default")
+print(raise_file_limit(256), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "printed"),
+    [(1024, 4096, "256 1024"), (100, 4096, "256 320"), (100, 200, "136 200")],
+    ids=["enough", "raised", "too few"],
+)
+def test_open_files_are_raised_or_concurrency_lowered(soft: int, hard: int, printed: str) -> None:
+    """The soft limit is raised as needed; where the hard one is lower, fewer are asked at once, with a warning."""
+    quiet = not printed.startswith("136")
+    program = LIMITS.format(soft=soft, hard=hard, quiet=quiet)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == printed
+    assert ("asking 136 at once" in done.stderr) is not quiet
+
+
+def test_a_base_url_with_a_path_is_asked_below_it() -> None:
+    """A gateway that serves models below a path gets its requests there."""
+    with loopback_server(
+        lambda body, n: completion("x"), posts={"/team/v1/completions": completion("below")}
+    ) as server:
+        response = one(server.base_url + "/team/v1")
+    assert isinstance(response, Generation)
+    assert response.text == "below"

@@ -18,7 +18,7 @@ import pytest
 from trials import FAKE, KEY, QUICK, can_be_bound, eventually, group_is_gone, is_gone, pid_in, press_ctrl_c, spec
 
 from harness.errors import InfrastructureError, PortTaken, ServerError, ServerExited, ServerNotReady
-from harness.servers.ports import PortBlock, free_port
+from harness.servers.ports import PortBlock, PortOwner, free_port
 from harness.servers.process import ServerProcess, ServerSpec, start_with_retry
 
 
@@ -61,6 +61,7 @@ def test_ready_server(tmp_path: Path, ports: PortBlock) -> None:
         pytest.param(["--exit", "0"], "exited with code 0", id="exits with 0"),
         pytest.param(["--raise", "no such layer"], "exited with code 3", id="raises"),
         pytest.param(["--die-by", str(int(signal.SIGUSR1))], "killed by SIGUSR1 (signal 10)", id="signal"),
+        pytest.param(["--die-by", "40"], "killed by a signal (signal 40)", id="signal without a name"),
         pytest.param(["--die-by", "9"], "killed by SIGKILL (signal 9)", id="SIGKILL"),
         pytest.param(["--frobnicate"], "likely cause: the server does not know an option", id="unknown option"),
     ],
@@ -139,6 +140,15 @@ def test_stranger_on_the_port(tmp_path: Path, ports: PortBlock) -> None:
         said = failing(spec(tmp_path, ports, "--silent"), PortTaken)
         assert f"port {ports.port}" in said
         assert other.poll() is None
+
+
+@pytest.mark.parametrize("options", [["--model", "tiny-v2"], ["--key", "another-key"]], ids=["model", "key"])
+def test_stranger_where_owners_are_hidden(
+    tmp_path: Path, ports: PortBlock, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel does not tell whose a port is, another model or a refused key means a stranger's server."""
+    monkeypatch.setattr("harness.servers.process.port_owner", lambda *_: PortOwner.UNKNOWN)
+    assert f"port {ports.port}" in failing(spec(tmp_path, ports, *options), PortTaken)
 
 
 def test_lost_port_is_tried_elsewhere(tmp_path: Path) -> None:

@@ -103,6 +103,18 @@ def test_worker_that_outlives_its_server(tmp_path: Path, ports: PortBlock, stop:
     assert_nothing_left(server, worker)
 
 
+def test_worker_that_ignores_what_its_server_heeds(tmp_path: Path, ports: PortBlock) -> None:
+    """Once the API process has ended, a worker that ignores the same signal is not waited for as long."""
+    times = StopSeconds(interrupt=PATIENCE, terminate=0.3)
+    server = started(tmp_path, ports, "--worker", str(tmp_path / "worker.pid"), stop_seconds=times)
+    worker = pid_in(tmp_path / "worker.pid")
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < PATIENCE
+    assert server.exit_description() == "killed by SIGINT (signal 2)"
+    assert_nothing_left(server, worker)
+
+
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
 def test_supervisor_that_is_lost(
     tmp_path: Path, ports: PortBlock, blow: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -117,7 +129,8 @@ def test_supervisor_that_is_lost(
     assert supervisor is not None
     supervisor.send_signal(blow)
     if blow == signal.SIGKILL:
-        assert eventually(lambda: not server.is_alive())
+        assert eventually(lambda: is_gone(server.pid)), "the server outlived its supervisor"
+        assert "supervisor was killed" in server.exit_description()
     server.stop()
     assert_nothing_left(server, *others)
 

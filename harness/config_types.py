@@ -1,0 +1,99 @@
+"""What single values of a config may be: shares, shell words, variables, commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+OWNED_FLAGS = {"--host": "127.0.0.1", "--port": "a free port", "--api-key": "a random key", "--uds": "TCP"}
+OWNED_VARIABLES = (
+    "VLLM_API_KEY",
+    "ACCURACY_GATE_SERVER",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
+
+
+def _share(value: float) -> float:
+    if not 0 <= value <= 1:
+        hint = f"; did you mean {Decimal(str(value)) / 100:f}?" if 1 < value <= 100 else ""
+        raise PydanticCustomError("share", "must lie between 0 and 1{hint}", {"hint": hint})
+    return value
+
+
+def _splits(server_args: str) -> str:
+    """Check that the shell words can be read and that what looks like JSON still is."""
+    try:
+        words = shlex.split(server_args)
+    except ValueError as error:
+        raise PydanticCustomError(
+            "server_args", "cannot be split into arguments: {why}", {"why": str(error)}
+        ) from error
+    flag = "(no flag)"
+    for word in words:
+        name, _, inline = word.partition("=") if word.startswith("-") else ("", "", word)
+        flag = name or flag
+        if name in OWNED_FLAGS:
+            said = {"flag": name, "owner": OWNED_FLAGS[name]}
+            raise PydanticCustomError("server_args", "{flag} is set by the harness ({owner}): remove it", said)
+        if inline.startswith("{") and not _is_json(inline):
+            said = {"flag": flag, "value": inline}
+            message = (
+                "the value after {flag} is not JSON once the shell quoting is read: {value} (put it in single quotes)"
+            )
+            raise PydanticCustomError("server_args", message, said)
+    return server_args
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _one_spelling(env: Any) -> Any:
+    """Refuse values that have no single spelling as an environment variable: booleans and nothing."""
+    for name, value in env.items() if isinstance(env, dict) else ():
+        if isinstance(value, bool) or value is None:
+            said = {"name": name, "value": json.dumps(value)}
+            raise PydanticCustomError(
+                "env",
+                'env {name}: {value} has no one spelling as a variable: write "1", "0" or the text, quoted',
+                said,
+            )
+        if name in OWNED_VARIABLES:
+            raise PydanticCustomError("env", "env {name} is set by the harness: remove it", {"name": name})
+    return env
+
+
+def check_serve_command(template: str) -> str:
+    """Check that a template can be split and says where the server listens.
+
+    Raises PydanticCustomError.
+    """
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise PydanticCustomError("serve_command", "cannot be split: {why}", {"why": str(error)}) from error
+    missing = [name for name in ("{model}", "{port}", "{args}") if not any(name in word for word in words)]
+    if missing or "{args}" not in words:
+        said = {"missing": ", ".join(missing) or "{args} as a word of its own"}
+        raise PydanticCustomError("serve_command", "must hold {missing}", said)
+    return template
+
+
+ServeCommand = Annotated[str, AfterValidator(check_serve_command)]
+Share = Annotated[float, AfterValidator(_share)]
+ServerArgs = Annotated[str, AfterValidator(_splits)]
+Env = Annotated[dict[str, str], BeforeValidator(_one_spelling)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
+Count = Annotated[int, Field(ge=1)]

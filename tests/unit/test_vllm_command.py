@@ -1,0 +1,120 @@
+"""`vllm serve`: the command line, the environment and the names that follow from a config."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.config import ModelConfig
+from harness.errors import ConfigError
+from harness.servers.vllm import check_command, command, environment, find_vllm, served_model
+
+
+def config(**keys: Any) -> ModelConfig:
+    return ModelConfig(model_name=keys.pop("model_name", "org/M"), accuracy_threshold=0.5, **keys)
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A `vllm` command on PATH, and none beside this Python."""
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    return str(program)
+
+
+def test_the_arguments_are_the_shells_then_the_standard_flags(vllm: str) -> None:
+    """server_args is split as a shell would, JSON in single quotes whole; vLLM's two standard flags follow."""
+    args = """--max-model-len 4096 --speculative-config '{"method": "ngram"}'"""
+    assert command(config(server_args=args), "org/M", 8001) == (
+        *(vllm, "serve", "org/M", *shlex.split(args)),
+        *("--trust-remote-code", "--disable-uvicorn-access-log", "--host", "127.0.0.1", "--port", "8001"),
+    )
+
+
+def test_remote_code_can_be_refused(vllm: str) -> None:
+    """`trust_remote_code: false` leaves out that flag alone."""
+    words = command(config(trust_remote_code=False), "org/M", 8001)
+    assert "--trust-remote-code" not in words
+    assert "--disable-uvicorn-access-log" in words
+
+
+SERVED = {
+    "": "org/M",
+    "--served-model-name short": "short",
+    "--served-model-name=short other": "short",
+    "--served_model_name short": "short",
+    "--max-model-len 1 --served-model-name": "org/M",
+}
+
+
+@pytest.mark.parametrize(("args", "name"), SERVED.items(), ids=SERVED)
+def test_requests_name_the_model_as_it_is_served(args: str, name: str) -> None:
+    """The first served name, in any spelling of the flag, is what requests must say."""
+    assert served_model(config(server_args=args)) == name
+
+
+def test_an_embedded_model_is_served_under_its_configs_name(vllm: str) -> None:
+    """The folder's path stays out of requests and records, unless the config names the model itself."""
+    words = command(config(model_name="embedded:x"), "/cache/x", 8001)
+    assert words[words.index("--served-model-name") + 1] == "embedded:x"
+    named = command(config(model_name="embedded:x", server_args="--served-model-name=y"), "/cache/x", 8001)
+    assert "--served-model-name" not in named
+
+
+def test_a_template_starts_any_build() -> None:
+    """Placeholders are filled word by word, other braces are left alone, and {args} becomes the arguments."""
+    template = "/opt/venv/bin/vllm serve {model} --host {host} --port={port} --x '{\"a\": 1}' {args}"
+    words = command(config(server_args="--max-model-len 9"), "org/M", 8001, template=template)
+    assert words == (
+        *("/opt/venv/bin/vllm", "serve", "org/M", "--host", "127.0.0.1", "--port=8001", "--x", '{"a": 1}'),
+        *("--max-model-len", "9", "--trust-remote-code", "--disable-uvicorn-access-log"),
+    )
+
+
+BAD_TEMPLATES = {
+    "no port": ("vllm serve {model} {args}", "must hold {port}"),
+    "args inside a word": ("run {model} {port} --all={args}", "{args} as a word of its own"),
+    "open quote": ("vllm 'serve {model}", "cannot be split"),
+}
+
+
+@pytest.mark.parametrize(("template", "expected"), BAD_TEMPLATES.values(), ids=BAD_TEMPLATES)
+def test_a_template_that_cannot_work_is_refused(template: str, expected: str) -> None:
+    """A server that is not told its port would never be found ready."""
+    with pytest.raises(ValueError, match="serve_command") as caught:
+        config(serve_command=template)
+    assert expected in str(caught.value)
+
+
+def test_a_command_that_is_not_there_is_a_mistake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both `vllm` and a template's program are looked for before anything starts."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ConfigError, match="there is no `vllm` command here: pip install"):
+        find_vllm()
+    with pytest.raises(ConfigError, match="there is no command zzz here"):
+        check_command("zzz {model} {port} {args}")
+
+
+def test_the_configs_env_comes_on_top() -> None:
+    """Proxies and tokens pass through; the config's variables win; the key does not stand in the arguments."""
+    base = {"https_proxy": "http://p:3128", "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "1", "A": "old"}
+    built = environment(config(env={"A": "new", "VLLM_PORT": "5"}, startup_max_wait_seconds=90.5), base, "key", 7000)
+    assert built == {
+        "https_proxy": "http://p:3128",
+        "HF_TOKEN": "hf_x",
+        "HF_HUB_OFFLINE": "1",
+        "A": "new",
+        "VLLM_PORT": "5",
+        "VLLM_API_KEY": "key",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "90",
+    }
+    assert "key" not in json.dumps(command(config(), "m", 1, template="x {model} {port} {args}"))
