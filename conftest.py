@@ -11,10 +11,11 @@ import pytest
 
 from harness.config_lists import ListedConfig
 from harness.errors import ConfigError
-from harness.pipeline import RunOptions
+from harness.pytest_servers import KeptServers
 from harness.records import EvalResult, RunRecord
 from harness.reports.session import SessionReport, VerdictReports
 from harness.reports.terminal import LiveLine
+from harness.serving import RunOptions
 from harness.standalone import api_key
 from harness.suite import RunInfo, Suite, prepare
 
@@ -79,6 +80,7 @@ def _selected(config: pytest.Config) -> bool:
 
 
 def _make_record(config: pytest.Config) -> None:
+    config.pluginmanager.register(KeptServers(), "accuracy-gate-servers")
     config.pluginmanager.register(VerdictReports(SUITE_FILE), "accuracy-gate-verdicts")
     worker = getattr(config, "workerinput", None)
     if worker is not None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from harness.config_types import Count, Env, Seconds, ServeCommand, ServerArgs, Share
+from harness.config_types import Count, Env, Seconds, ServeCommand, ServerArgs, Share, TaskRows, task_names
 from harness.errors import ConfigError
 from harness.parallelism import gpus_needed
 from harness.platforms import (
@@ -104,6 +104,10 @@ class ModelConfig(BaseModel):
         default=None,
         description="How the server is started, with {model}, {host}, {port} and {args}; `vllm serve` where left out.",
     )
+    tasks: TaskRows = Field(
+        default_factory=list,
+        description="Several tasks on one server: rows of keys that differ from the above, each with a task or name.",
+    )
     num_gpus: Count | None = Field(
         default=None, description="GPUs of this machine; by default what the parallel sizes in server_args ask for."
     )
@@ -172,26 +176,33 @@ class ConfigFile:
     def path(self) -> Path:
         return self.source.path
 
-    def on(self, platform: Platform) -> ModelConfig:
-        """Merge the overrides that hold on a platform.
+    @property
+    def task_names(self) -> tuple[str | None, ...]:
+        """The names of its tasks; one without a name where `tasks` is left out."""
+        return task_names(self.raw.get("tasks") or []) or (None,)
+
+    def on(self, platform: Platform | None, task: str | None = None) -> ModelConfig:
+        """Merge the overrides that hold on a platform, and the row of a task.
 
         Raises ConfigError where an override's requirement cannot be decided there.
         """
-        layers = [layer for layer in override_layers(self.raw) if layer.requirement.matches(platform)]
-        return _validated(self.source, self.raw, layers) if layers else self.config
+        layers = override_layers(self.raw) if platform else ()
+        holding = [layer for layer in layers if platform and layer.requirement.matches(platform)]
+        return _validated(self.source, self.raw, holding, task)
 
 
 def load_config_file(path: Path) -> ConfigFile:
-    """Read one YAML file; every override must make a valid config, on whatever machine it is read.
+    """Read one YAML file; every override and every task must make a valid config, on whatever machine it is read.
 
     Raises ConfigError with one line per fault: file, line, column, key, and the nearest valid key for an unknown one.
     """
     source = read_yaml(path)
     raw = _with_env_as_written(source)
-    config = _validated(source, raw, ())
-    for layer in override_layers(raw):
-        _validated(source, raw, [layer])
-    return ConfigFile(source=source, raw=raw, config=config)
+    file = ConfigFile(source=source, raw=raw, config=_validated(source, raw, ()))
+    for task in file.task_names:
+        for layer in ((), *((layer,) for layer in override_layers(raw))):
+            _validated(source, raw, layer, task)
+    return file
 
 
 def load_config(path: Path) -> ModelConfig:
@@ -199,11 +210,19 @@ def load_config(path: Path) -> ModelConfig:
     return load_config_file(path).config
 
 
-def _validated(source: YamlSource, raw: Mapping[str, Any], layers: Sequence[Layer]) -> ModelConfig:
+def _validated(
+    source: YamlSource, raw: Mapping[str, Any], layers: Sequence[Layer], task: str | None = None
+) -> ModelConfig:
+    merged = apply_layers(raw, layers) if layers else dict(raw)
+    row: Location = ()
+    if task is not None:
+        index = task_names(merged["tasks"]).index(task)
+        row = ("tasks", index)
+        merged = {**merged, **{key: v for key, v in merged["tasks"][index].items() if key != "name"}, "tasks": []}
     try:
-        return ModelConfig.model_validate(apply_layers(raw, layers) if layers else dict(raw))
+        return ModelConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(*_faults(error, source, layers)) from error
+        raise ConfigError(*_faults(error, source, layers, row)) from error
 
 
 def _with_env_as_written(source: YamlSource) -> dict[str, Any]:
@@ -229,10 +248,12 @@ def _as_written(source: YamlSource, env: Mapping[str, Any], location: Location) 
     }
 
 
-def _faults(error: ValidationError, source: YamlSource, layers: Sequence[Layer]) -> Iterator[str]:
+def _faults(error: ValidationError, source: YamlSource, layers: Sequence[Layer], row: Location) -> Iterator[str]:
     for detail in error.errors(include_url=False):
         where = detail["loc"] or (detail["type"],)  # a rule over several keys is typed by the key to look at
-        yield f"{source.position(written_at(where, layers))}: {_explain(detail)}"
+        in_row = (*row, *where)
+        place = in_row if row and in_row[:3] in source.positions else written_at(where, layers)
+        yield f"{source.position(place)}: {_explain(detail)}"
 
 
 def _explain(detail: ErrorDetails) -> str:

@@ -19,16 +19,28 @@ class ListedConfig:
     """One config as a list names it."""
 
     id: str
-    """Path below the list's folder, less its suffix, with forward slashes."""
+    """Path below the list's folder, less its suffix, with forward slashes; then `:` and the task if it has several."""
     path: Path
     listed_at: Position
     file: ConfigFile
     config: ModelConfig
     """As it holds on this machine, once it is placed."""
+    task: str | None = None
+    """The name of its row in `tasks`."""
     skip: str | None = None
     """Why it does not run on this platform."""
     unmet: str | None = None
     """What this machine lacks."""
+
+    @property
+    def server_id(self) -> str:
+        """What all tasks of one server share: the id less the task."""
+        return self.id if self.task is None else self.id.removesuffix(f":{self.task}")
+
+    @property
+    def folder(self) -> str:
+        """Where its record lies below the run's folder."""
+        return self.id if self.task is None else f"{self.server_id}/{self.task}"
 
 
 def find_list(argument: str, *, suite_root: Path, cwd: Path) -> Path:
@@ -62,14 +74,14 @@ def load_lists(paths: Sequence[Path]) -> tuple[ListedConfig, ...]:
             if isinstance(outcome, ConfigError):
                 faults.extend(outcome.faults)
             else:
-                named.append(outcome)
+                named.extend(outcome)
     faults.extend(_equal_ids(named))
     if faults:
         raise ConfigError(*faults)
     return tuple(named)
 
 
-def _entries(path: Path) -> Iterator[ListedConfig | ConfigError]:
+def _entries(path: Path) -> Iterator[tuple[ListedConfig, ...] | ConfigError]:
     try:
         text = read_text(path)
     except ConfigError as error:
@@ -89,7 +101,7 @@ def _entries(path: Path) -> Iterator[ListedConfig | ConfigError]:
         yield ConfigError.at(Position(path=path), "this list names no config")
 
 
-def _entry(list_path: Path, name: str, at: Position) -> ListedConfig:
+def _entry(list_path: Path, name: str, at: Position) -> tuple[ListedConfig, ...]:
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
         raise ConfigError.at(at, f"{name} must be a path below the list's own folder, {list_path.parent}")
@@ -101,9 +113,19 @@ def _entry(list_path: Path, name: str, at: Position) -> ListedConfig:
     return listed(str(relative.with_suffix("")), load_config_file(path), at)
 
 
-def listed(config_id: str, file: ConfigFile, at: Position) -> ListedConfig:
-    """Name a config that was read."""
-    return ListedConfig(id=config_id, path=file.path, listed_at=at, file=file, config=file.config)
+def listed(config_id: str, file: ConfigFile, at: Position) -> tuple[ListedConfig, ...]:
+    """Name a config that was read, once for each of its tasks."""
+    return tuple(
+        ListedConfig(
+            id=config_id if task is None else f"{config_id}:{task}",
+            path=file.path,
+            listed_at=at,
+            file=file,
+            config=file.on(None, task),
+            task=task,
+        )
+        for task in file.task_names
+    )
 
 
 def _equal_ids(named: Sequence[ListedConfig]) -> Iterator[str]:

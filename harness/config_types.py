@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from pathlib import PurePath
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -97,3 +100,31 @@ ServerArgs = Annotated[str, AfterValidator(_splits)]
 Env = Annotated[dict[str, str], BeforeValidator(_one_spelling)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 Count = Annotated[int, Field(ge=1)]
+
+SERVER_KEYS = frozenset(
+    {
+        *("model_name", "server_args", "env", "trust_remote_code", "serve_command", "startup_max_wait_seconds"),
+        *("startup_rpc_checks", "max_seconds", "num_gpus", "platforms", "skip", "overrides", "tasks"),
+    }
+)
+"""What holds for a server, and so for all tasks asked of it."""
+
+
+def task_names(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Name each row of `tasks`: its `name`, else its dataset's, else its task."""
+    return tuple(str(row.get("name") or PurePath(row.get("dataset") or row.get("task") or "").stem) for row in rows)
+
+
+def _task_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = task_names(rows)
+    for row, name in zip(rows, names, strict=True):
+        if not re.fullmatch(r"[\w.+-]+", name):
+            raise PydanticCustomError("tasks", "each row needs a task, a dataset or a plain name of its own")
+        if names.count(name) > 1:
+            raise PydanticCustomError("tasks", "two rows are named {name}: give each a name", {"name": name})
+        for key in SERVER_KEYS & row.keys():
+            raise PydanticCustomError("tasks", "{key} holds for the server: move it out of the row", {"key": key})
+    return rows
+
+
+TaskRows = Annotated[list[dict[str, Any]], AfterValidator(_task_rows)]

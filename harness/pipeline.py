@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from harness.asking import Asking, Progress
-from harness.backends.server import root_url
 from harness.config_lists import ListedConfig
 from harness.errors import (
     AccuracyGateError,
@@ -22,49 +18,30 @@ from harness.errors import (
     OutOfTime,
 )
 from harness.gates.threshold import Gate, Verdict, judge_acceptance, judge_accuracy, judge_errors, overall
-from harness.gpu_memory import GpuMemory
-from harness.gpus import Gpu, visible_environment
 from harness.metrics import Acceptance, acceptance
-from harness.placement import chosen_gpus
 from harness.records import ConfigRecord, EvalResult, Timings, now
 from harness.servers.endpoint import Endpoint
-from harness.servers.rpc_checks import run_rpc_checks
-from harness.servers.vllm import served_model, vllm_server
+from harness.serving import RunOptions, Serving
 from harness.tally import Tally
 from harness.tasks.base import Task
 from harness.tasks.build import build_task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What the command line says for all configs of a run."""
+def evaluate(
+    listed: ListedConfig, record: ConfigRecord, options: RunOptions, progress: Progress, serving: Serving | None = None
+) -> EvalResult:
+    """Evaluate one task of one config and write its record.
 
-    base_url: str | None = None
-    """A server that already runs; nothing is started."""
-    api_key: str | None = None
-    """For `base_url` alone; a server of our own gets a random key."""
-    data_dir: Path | None = None
-    serve_command: str | None = None
-    """How servers are started where a config does not say."""
-    gpu_choice: str | None = None
-    """--gpus: which of the visible GPUs servers may use."""
-    gpus: tuple[Gpu, ...] = ()
-    """The GPUs that servers may use."""
-    require_gpus: bool = False
-    """A config that needs more GPUs than there are fails instead of being skipped."""
-    memory: GpuMemory = field(default_factory=GpuMemory)
-    keep_server: bool = False
-    """Leave the server running at the end, and say how to reach and stop it."""
-
-
-def evaluate(listed: ListedConfig, record: ConfigRecord, options: RunOptions, progress: Progress) -> EvalResult:
-    """Evaluate one config and write its record.
+    `serving` is the server of the config's other tasks, which the caller stops; by default one is started and stopped.
 
     A regression or an outage is the result's verdict, not an exception; what was measured before an outage is kept.
     Raises RecordUnwritable where the record cannot be written. What else comes by, such as KeyboardInterrupt or a test
     time-out, is passed on once the server is stopped and the record written.
     """
-    evaluation = _Evaluation(listed=listed, record=record, options=options, progress=progress)
+    if serving is None:
+        with Serving(listed.config, record.server_log, options) as own:
+            return evaluate(listed, record, options, progress, own)
+    evaluation = _Evaluation(listed=listed, record=record, options=options, progress=progress, serving=serving)
     try:
         evaluation.run()
     except InfrastructureError as error:
@@ -91,18 +68,11 @@ class _Evaluation:
     record: ConfigRecord
     options: RunOptions
     progress: Progress
+    serving: Serving
     started: str = field(default_factory=now)
-    deadline: float = field(init=False)
     task: Task | None = None
     endpoint: Endpoint | None = None
     asking: Asking | None = None
-    rpc_gates: tuple[Gate, ...] = ()
-    stopping: float | None = None
-    gpu_memory: dict[str, Mapping[str, int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        limit = self.listed.config.max_seconds
-        self.deadline = time.monotonic() + limit if limit is not None else float("inf")
 
     def run(self) -> None:
         config = self.listed.config
@@ -110,44 +80,17 @@ class _Evaluation:
             raise GpusMissing(self.listed.unmet)
         self.task = build_task(config, folder=self.listed.path.parent, data_dir=self.options.data_dir)
         self.progress.stage("starting")
-        with self._serving() as endpoint:
-            self.endpoint = endpoint
-            self.rpc_gates = run_rpc_checks(config.startup_rpc_checks, endpoint)
-            self.progress.stage("asking")
-            self.asking = Asking(
-                task=self.task, config=config, endpoint=endpoint, record=self.record, progress=self.progress
-            )
-            asyncio.run(self._ask_in_time(self.asking))
-            self.progress.stage("stopping")
-
-    @contextmanager
-    def _serving(self) -> Iterator[Endpoint]:
-        config, options = self.listed.config, self.options
-        if options.base_url is not None:
-            root = root_url(options.base_url)
-            described = {"base_url": root, "started_by": "somebody else"}
-            yield Endpoint(base_url=root, model=served_model(config), api_key=options.api_key, description=described)
-            return
-        gpus = chosen_gpus(options.gpus, config.gpus)
-        self.gpu_memory["before"] = options.memory.ready(gpus)
-        serving = vllm_server(
-            config,
-            self.record.server_log,
-            serve_command=options.serve_command,
-            env=visible_environment(gpus) if options.gpu_choice is not None else {},
-            keep=options.keep_server,
-            within=self.deadline - time.monotonic(),
+        self.endpoint = self.serving.endpoint()
+        self.progress.stage("asking")
+        self.asking = Asking(
+            task=self.task, config=config, endpoint=self.endpoint, record=self.record, progress=self.progress
         )
-        with serving as endpoint:
-            yield endpoint
-            stop = time.perf_counter()
-        self.stopping = time.perf_counter() - stop
-        self.gpu_memory["after"] = options.memory.used(gpus)
+        asyncio.run(self._ask_in_time(self.asking))
 
     async def _ask_in_time(self, asking: Asking) -> None:
         limit = self.listed.config.max_seconds
         try:
-            async with asyncio.timeout(None if limit is None else max(0.0, self.deadline - time.monotonic())):
+            async with asyncio.timeout(None if limit is None else max(0.0, self.serving.seconds_left())):
                 await asking.run()
         except TimeoutError as error:
             done = asking.tally.counts.asked
@@ -192,7 +135,7 @@ class _Evaluation:
 
     def _judge(self, asking: Asking) -> tuple[tuple[Gate, ...], Acceptance | None]:
         config, counts = self.listed.config, asking.tally.counts
-        gates = [*self.rpc_gates, judge_errors(counts, max_error_rate=config.max_error_rate)]
+        gates = [*self.serving.rpc_gates, judge_errors(counts, max_error_rate=config.max_error_rate)]
         if gates[-1].verdict is Verdict.PASS:
             gates.append(judge_accuracy(counts, threshold=config.accuracy_threshold, tolerance=config.tolerance))
         minimum = config.min_acceptance_length
@@ -211,13 +154,11 @@ class _Evaluation:
 
     def _timings(self, tally: Tally) -> Timings:
         startup = self.endpoint.startup_seconds if self.endpoint else None
-        return replace(tally.timings(), startup=startup, stopping=self.stopping)
+        return replace(tally.timings(), startup=startup)
 
     def _server(self) -> dict[str, Any]:
         described = dict(self.endpoint.description) if self.endpoint else {}
         backend = self.asking.backend if self.asking else None
-        if self.gpu_memory.get("before"):
-            described["gpu_memory_bytes"] = self.gpu_memory
         return described | ({"version": backend.version, "model": backend.model, **backend.details} if backend else {})
 
 

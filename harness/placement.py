@@ -34,7 +34,7 @@ class Placement:
         if self.platform is None:
             return entry
         try:
-            config = entry.file.on(self.platform)
+            config = entry.file.on(self.platform, entry.task)
             skip = skip_reason(self.platform, config.platforms, config.skip)
         except ConfigError as error:
             raise ConfigError(*(f"{entry.path}: {fault}" for fault in error.faults)) from error

@@ -32,7 +32,6 @@ class Timings:
     """From the server's start until it was ready."""
     asking: float | None = None
     """From the first request until the last response."""
-    stopping: float | None = None
     latency_mean: float | None = None
     latency_p50: float | None = None
     latency_p95: float | None = None

@@ -16,12 +16,13 @@ from pydantic import ValidationError
 
 from harness.backends.server import ServerBackend, root_url
 from harness.config import ConfigFile, ModelConfig
-from harness.config_lists import ListedConfig, listed
+from harness.config_lists import ListedConfig
 from harness.errors import ConfigError, Position, ServerError
 from harness.gates.threshold import Verdict
-from harness.pipeline import RunOptions, evaluate, raise_for_verdict
+from harness.pipeline import evaluate, raise_for_verdict
 from harness.records import ConfigRecord, EvalResult, write_json
 from harness.reports.terminal import LiveLine
+from harness.serving import RunOptions
 from harness.yaml_source import YamlSource
 
 API_KEY_VARIABLES = ("ACCURACY_GATE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
@@ -83,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _listed(config: ModelConfig) -> ListedConfig:
     source = YamlSource(path=Path.cwd() / "eval", data={}, positions={}, texts={})
     file = ConfigFile(source=source, raw={}, config=config)
-    return listed(config.model_name, file, Position(path=source.path))
+    at = Position(path=source.path)
+    return ListedConfig(id=config.model_name, path=source.path, listed_at=at, file=file, config=config)
 
 
 def api_key() -> str | None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from harness.backends.server import root_url
 from harness.config_lists import ListedConfig, find_list, load_lists
 from harness.errors import AccuracyGateError, ConfigError
-from harness.pipeline import RunOptions
 from harness.placement import Placement, find_placement
 from harness.records import Row, RunRecord, environment, now
 from harness.servers.embedded_model import check_embedded, is_embedded
 from harness.servers.vllm import check_command
+from harness.serving import RunOptions
 from harness.tasks.build import check_own_data
 
 DEFAULT_LIST = "configs/models-small.txt"

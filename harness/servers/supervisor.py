@@ -23,6 +23,9 @@ PR_SET_CHILD_SUBREAPER = 36
 IDLE_SECONDS = 0.5
 """How often the harness' death is looked for beside the socket, whose other end a forked child may hold open."""
 
+CLEANING_SECONDS = 1.0
+"""How long a resource tracker may outlive the processes it cleans up after: else their /dev/shm stays full."""
+
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
@@ -155,9 +158,12 @@ def _end(server: Server, harness: Harness, order: dict[str, Any]) -> None:
     if not harness.kill and server.signal_group(signal.SIGTERM):
         _wait(harness, lambda: harness.kill or not server.signal_group(0), order["terminate"])
 
+    spared_until = time.monotonic() + CLEANING_SECONDS
+
     def all_gone() -> bool:
         for pid in descendants():
-            _kill(pid)
+            if time.monotonic() >= spared_until or not _cleans_up(pid):
+                _kill(pid)
         return not server.reap()
 
     if not _wait(harness, all_gone, order["kill"]):
@@ -180,16 +186,27 @@ def descendants() -> list[int]:
     with os.scandir("/proc") as entries:
         pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
     for pid in pids:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123 - pathlib would cost this process its quick start
-                parent = int(stat.read().rpartition(b")")[2].split()[1])
-        except OSError:
-            continue
-        children.setdefault(parent, []).append(pid)
+        stat = _read(pid, "stat").rpartition(b")")[2].split()
+        if stat:
+            children.setdefault(int(stat[1]), []).append(pid)
     found = list(children.get(os.getpid(), []))
     for pid in found:
         found.extend(children.get(pid, []))
     return found
+
+
+def _cleans_up(pid: int) -> bool:
+    """Tell whether a process is Python's resource tracker, which unlinks the shared memory of the killed."""
+    return b"multiprocessing.resource_tracker" in _read(pid, "cmdline")
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Read one of a process's files in /proc: empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123 - pathlib would cost this process its quick start
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _kill(pid: int) -> None:

@@ -15,10 +15,11 @@ import pytest
 from harness.config import load_config_file
 from harness.config_lists import listed
 from harness.errors import Position
-from harness.pipeline import RunOptions, evaluate
+from harness.pipeline import evaluate
 from harness.records import RunRecord
 from harness.reports.terminal import LiveLine
 from harness.servers.endpoint import Endpoint
+from harness.serving import RunOptions
 
 pytestmark = [pytest.mark.live, pytest.mark.usefixtures("real_vllm")]
 
@@ -61,7 +62,7 @@ def metrics(server: Endpoint) -> str:
 
 def test_acceptance_length_equals_the_counters_by_hand(ngram_server: Endpoint, tmp_path: Path) -> None:
     """What result.json says is what /metrics counted over the evaluation alone, read by hand before and after."""
-    entry = listed("ngram", load_config_file(NGRAM), Position(path=NGRAM))
+    (entry,) = listed("ngram", load_config_file(NGRAM), Position(path=NGRAM))
     options = RunOptions(base_url=ngram_server.base_url, api_key=ngram_server.api_key)
     for _ in range(2):
         before = metrics(ngram_server)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--worker", default=None, help="start a worker in this process group; its pid goes to the file")
     parser.add_argument("--titled", action="store_true", help="the worker renames itself with setproctitle")
     parser.add_argument("--escaped", default=None, help="start a stubborn grandchild in a session of its own")
+    parser.add_argument("--shared", default=None, help="hold shared memory; its name goes to the file")
     return parser.parse_args()
 
 
@@ -46,6 +48,9 @@ def main() -> None:
     sys.stdout.flush()
     start_others(asked)
     end_at_once(asked)
+    if asked.shared:
+        memory = SharedMemory(create=True, size=1)
+        Path(asked.shared).write_text(memory.name)
     for _ in range(asked.flood):
         sys.stdout.write(("x" * 127 + "\n") * 8192)
     sys.stdout.flush()

@@ -115,6 +115,16 @@ def test_worker_that_ignores_what_its_server_heeds(tmp_path: Path, ports: PortBl
     assert_nothing_left(server, worker)
 
 
+def test_shared_memory_of_a_killed_server(tmp_path: Path, ports: PortBlock) -> None:
+    """What a killed server held in /dev/shm is freed: its resource tracker is killed only after it had its turn."""
+    server = started(tmp_path, ports, "--stubborn", "--shared", str(tmp_path / "name"))
+    memory = Path("/dev/shm") / (tmp_path / "name").read_text()
+    assert memory.exists()
+    server.stop()
+    assert not memory.exists()
+    assert_nothing_left(server)
+
+
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
 def test_supervisor_that_is_lost(
     tmp_path: Path, ports: PortBlock, blow: signal.Signals, monkeypatch: pytest.MonkeyPatch

@@ -8,8 +8,9 @@ import jsonschema
 import pytest
 import yaml
 
-from harness.config import ModelConfig, Scorer, load_config, schema
+from harness.config import ModelConfig, Scorer, load_config, load_config_file, schema
 from harness.errors import ConfigError
+from harness.platforms import Platform, PlatformKind
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "model_name: org/M\naccuracy_threshold: 0.5\n"
@@ -150,3 +151,62 @@ def test_a_shipped_config_loads_and_fits_the_schema(path: Path) -> None:
     jsonschema.validate(yaml.safe_load(text), yaml.safe_load(schema()))
     modeline = text.splitlines()[0].removeprefix("# yaml-language-server: $schema=")
     assert (path.parent / modeline).resolve() == ROOT / "configs/schema.json"
+
+
+TASKS = BASE + "tasks:\n"
+TASK_FAULTS = {
+    "no name": (TASKS + "  - num_fewshot: 0\n", "c.yaml:3:1: tasks: each row needs a task, a dataset or a plain name"),
+    "one name twice": (TASKS + "  - task: gsm8k\n  - task: gsm8k\n", "two rows are named gsm8k: give each a name"),
+    "a server's key": (TASKS + "  - task: gsm8k\n    env: {A: 1}\n", "env holds for the server: move it out"),
+    "unknown key in a row": (TASKS + "  - task: gsm8k\n    num_shots: 5\n", "c.yaml:5:5: unknown key num_shots"),
+    "wrong value in a row": (TASKS + "  - task: gsm8k\n    num_fewshot: -1\n", "c.yaml:5:5: num_fewshot: input should"),
+    "skip row without reason": (BASE + "skip:\n  - when: rocm\n", "skip.0.reason is missing: every row needs it"),
+    "unknown platform": (BASE + "platforms: [gpu]\n", "must name a platform"),
+    "override that is wrong": (BASE + "overrides:\n  rocm:\n    tolerence: 1\n", "c.yaml:5:5: unknown key tolerence"),
+    "two time-outs for ROCm": (
+        BASE + "rocm_request_timeout_seconds: 9\noverrides: {rocm: {request_timeout_seconds: 8}}\n",
+        "says it too: remove one",
+    ),
+    "parallel size that is none": (
+        BASE + "server_args: --tensor-parallel-size two\n",
+        "server_args: --tensor-parallel",
+    ),
+    "GPUs chosen behind our back": (BASE + "env: {CUDA_VISIBLE_DEVICES: 0}\n", "CUDA_VISIBLE_DEVICES is set by the"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), TASK_FAULTS.values(), ids=TASK_FAULTS)
+def test_a_fault_in_a_row_is_named_where_it_stands(tmp_path: Path, text: str, expected: str) -> None:
+    """Rows of tasks, skips and overrides are checked like the rest, on whatever machine."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    assert expected in str(caught.value)
+
+
+def test_a_row_replaces_what_it_names(tmp_path: Path) -> None:
+    """Each task is the file's keys with its own on top, named by its name, dataset or task."""
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        BASE
+        + "num_fewshot: 3\ntasks:\n  - task: smoke\n    accuracy_threshold: 0.9\n  - name: zero\n    num_fewshot: 0\n"
+    )
+    file = load_config_file(path)
+    assert file.task_names == ("smoke", "zero")
+    smoke, zero = (file.on(None, name) for name in file.task_names)
+    assert (smoke.task, smoke.accuracy_threshold, smoke.num_fewshot) == ("smoke", 0.9, 3)
+    assert (zero.task, zero.accuracy_threshold, zero.num_fewshot) == ("gsm8k", 0.5, 0)
+
+
+def test_overrides_hold_on_their_platform_alone(tmp_path: Path) -> None:
+    """vLLM's ROCm time-out and the general form replace keys there; env is merged by variable."""
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        BASE
+        + "env: {A: 1, B: 2}\nrocm_request_timeout_seconds: 1800\nrequest_timeout_seconds: 900\n"
+        + "overrides: {rocm: {env: {B: 3.0}, accuracy_threshold: 0.4}}\n"
+    )
+    file = load_config_file(path)
+    rocm = file.on(Platform(kind=PlatformKind.ROCM, archs=("gfx942",)))
+    cuda = file.on(Platform(kind=PlatformKind.CUDA, archs=("9.0",)))
+    assert (rocm.request_timeout_seconds, rocm.env, rocm.accuracy_threshold) == (1800.0, {"A": "1", "B": "3.0"}, 0.4)
+    assert (cuda.request_timeout_seconds, cuda.env, cuda.accuracy_threshold) == (900.0, {"A": "1", "B": "2"}, 0.5)
