@@ -12,11 +12,11 @@ export ACCURACY_GATE_DATA ?= $(wildcard $(CURDIR)/../shared/gsm8k)
 gate: $(VENV)/cpu.stamp ## the main job on the CPU: real vLLM, a real model
 	$(BIN)/python -m pytest --config-list-file=models-cpu.txt
 
-test: lint ## the project's own tests, the live ones included
-	$(BIN)/python -m pytest
+test: fast ## the project's own tests, the live ones included
+	$(BIN)/python -m pytest -m live
 
 fast: lint ## the same without real vLLM
-	$(BIN)/python -m pytest -m "not live"
+	$(BIN)/python -m pytest -m "not live" -n 2
 
 faults: $(VENV)/dev.stamp ## the table of faults and verdicts, real vLLM included
 	$(BIN)/python -m pytest tests/faults

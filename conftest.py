@@ -50,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # The project's tests turn warnings into errors; a gate must not go red over a dependency's deprecation.
     config.addinivalue_line("filterwarnings", "default")
     collecting = config.option.collectonly
+    if config.option.keep_server and getattr(config.option, "numprocesses", None):
+        raise pytest.UsageError("--keep-server needs one process: leave out -n")
     options = RunOptions(
         base_url=config.option.base_url,
         api_key=api_key(),

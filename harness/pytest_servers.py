@@ -18,6 +18,7 @@ class KeptServers:
         self._serving: Serving | None = None
         self._id: str | None = None
         self._next_id: str | None = None
+        self._kept: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, nextitem: pytest.Item | None) -> None:
@@ -42,5 +43,12 @@ class KeptServers:
     def stop(self) -> None:
         """Stop whatever is kept."""
         serving, self._serving, self._id = self._serving, None, None
-        if serving is not None:
-            serving.stop()
+        if serving is None:
+            return
+        serving.stop()
+        if serving.kept is not None:
+            self._kept.append(serving.kept)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self._kept:
+            terminalreporter.write_line(f"kept: {line}")

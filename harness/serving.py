@@ -49,6 +49,8 @@ class Serving:
 
     def __init__(self, config: ModelConfig, log_path: Path, options: RunOptions) -> None:
         self.rpc_gates: tuple[Gate, ...] = ()
+        self.kept: str | None = None
+        """How to reach and stop the server that was left running; holds its key, so it belongs on a terminal alone."""
         self._stopping: float | None = None
         self._gpu_memory: dict[str, Mapping[str, int]] = {}
         self._config = config
@@ -94,6 +96,9 @@ class Serving:
         if self._endpoint is None or self._options.base_url is not None:
             return
         began = time.perf_counter()
+        if self._options.keep_server and self._endpoint.keep is not None:
+            how = self._endpoint.keep()
+            self.kept = f"{self._endpoint.base_url} serves {self._endpoint.model}, key {self._endpoint.api_key}: {how}"
         self._stack.close()
         if self._stopping is None:
             self._stopping = time.perf_counter() - began
@@ -124,7 +129,6 @@ class Serving:
                 self._log_path,
                 serve_command=options.serve_command,
                 env=visible_environment(self._gpus) if options.gpu_choice is not None else {},
-                keep=options.keep_server,
                 within=self.seconds_left(),
             )
         )

@@ -16,10 +16,13 @@ def path_of(request: GenerateRequest) -> str:
     return "/completions" if isinstance(request.prompt, str) else "/chat/completions"
 
 
-def body_of(request: GenerateRequest, model: str) -> dict[str, Json]:
-    """Render a request; settings that are None are left to the server."""
+def body_of(request: GenerateRequest, model: str, *, name_model: bool = True) -> dict[str, Json]:
+    """Render a request, its keys in the order of vLLM's GSM8K script; settings that are None are left to the server.
+
+    Without `name_model` a completion leaves the model to the server too, as that script does; chat always names it.
+    """
     sampling = request.sampling
-    body: dict[str, Json] = {"model": model}
+    body: dict[str, Json] = {}
     if isinstance(request.prompt, str):
         body["prompt"] = request.prompt
     else:
@@ -28,6 +31,7 @@ def body_of(request: GenerateRequest, model: str) -> dict[str, Json]:
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     optional = {
+        "model": model if name_model or "messages" in body else None,
         "temperature": sampling.temperature,
         "seed": sampling.seed,
         "top_p": sampling.top_p,

@@ -82,6 +82,7 @@ class Child:
         self._left: list[int] = []
         self._told = b""
         self._over = False
+        self._kept = False
 
     def start(self) -> None:
         """Start the supervisor, which starts nothing before it has its order: until then there is nothing to lose."""
@@ -127,6 +128,14 @@ class Child:
             pass
         return self.exit is None
 
+    def keep(self) -> None:
+        """Leave the process to its supervisor, which then ends it on SIGTERM; `stop` does nothing any more."""
+        self._say("keep")
+        self._kept = True
+        self._close()
+        if self._supervisor is not None:
+            self._supervisor.returncode = 0  # Or its destructor would complain that it runs.
+
     def stop(self) -> None:
         """End the process and all that came from it, at once when interrupted; may be called again.
 
@@ -134,7 +143,7 @@ class Child:
         """
         if os.getpid() != self.marker.harness_pid:
             return  # A forked copy of the harness; the server is not its own.
-        if self._supervisor is None:
+        if self._supervisor is None or self._kept:
             self._close()
             return
         seconds = self._seconds

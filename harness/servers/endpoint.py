@@ -22,4 +22,6 @@ class Endpoint:
     """None where somebody else started it."""
     death: Callable[[], str | None] = _lives
     """How the process ended, with its log's tail, or None while it lives."""
+    keep: Callable[[], str] | None = None
+    """Leaves the server running and says how to stop it; None where somebody else started it."""
     description: Mapping[str, Any] = field(default_factory=dict)

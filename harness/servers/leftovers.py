@@ -10,12 +10,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Self
 
 import psutil
 
 VARIABLE = "ACCURACY_GATE_SERVER"
+SUPERVISOR_NAME = "supervisor.py"
 PAUSE_SECONDS = 0.02
 
 
@@ -87,10 +88,11 @@ def find_marked(marker: Marker) -> list[Leftover]:
 
 
 def sweep_dead_runs(seconds: float = 5.0) -> Sweep:
-    """Kill the servers whose harness is no more."""
+    """Kill the servers whose harness is no more, but for those whose supervisor lives: it stops or keeps them."""
+    supervised = {left.marker for _, left in _find(lambda process, _: _is_supervisor(process))}
 
     def orphaned(process: psutil.Process, mark: str) -> bool:
-        marker = Marker.parse(mark)
+        marker = Marker.parse(mark) if mark not in supervised else None
         # In another container the harness' pid means another process: nothing can be said about it from here.
         return (
             marker is not None
@@ -99,6 +101,10 @@ def sweep_dead_runs(seconds: float = 5.0) -> Sweep:
         )
 
     return _kill(orphaned, seconds)
+
+
+def _is_supervisor(process: psutil.Process) -> bool:
+    return any(PurePath(word).name == SUPERVISOR_NAME for word in process.cmdline()[1:])
 
 
 def start_ticks(pid: int) -> int | None:

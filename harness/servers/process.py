@@ -131,6 +131,14 @@ class ServerProcess:
             self._clean_log()
         self._stopped = True
 
+    def keep(self) -> str:
+        """Leave the server running when this process ends, and say how to stop it; `stop` does nothing any more."""
+        if self._child is None or not self._child.is_alive():
+            raise ServerError(self._report("the server cannot be kept: it does not run"))
+        self._child.keep()
+        self._stopped = True
+        return f"kill {self._child.supervisor_pid}"
+
     def is_alive(self) -> bool:
         return self._child is not None and self._child.is_alive()
 

@@ -38,6 +38,8 @@ class Harness:
         """It wants the server ended, or is gone."""
         self.kill = False
         """It will not wait for the server to end by itself."""
+        self.kept = False
+        """It left the server to whoever sends us SIGTERM or SIGINT."""
         self._channel = channel
         self._pid = os.getppid()
         self._heard = b""
@@ -60,28 +62,30 @@ class Harness:
         """Wait for a word from the harness or a signal, such as a child's end."""
         for fd, _ in self._poll.poll(max(0.0, seconds) * 1000):
             if fd == self._signals.fileno():
-                self._signals.recv(4096)
+                numbers = self._signals.recv(4096)
+                self.stop |= self.kept and bool({signal.SIGTERM, signal.SIGINT} & set(numbers))
             else:
                 self._receive()
-        if os.getppid() != self._pid:
+        if os.getppid() != self._pid and not self.kept:
             self.stop = True
 
     def tell(self, **event: Any) -> None:
         try:
             self._channel.sendall(json.dumps(event).encode() + b"\n")
         except OSError:
-            self.stop = True
+            self.stop |= not self.kept
 
     def _receive(self) -> None:
         try:
             data = self._channel.recv(65536)
         except OSError:
             data = b""
-        if not data:
-            self.stop = True
-            self._poll.unregister(self._channel)
         self._heard += data
         words = self._heard.split(b"\n")
+        self.kept |= b"keep" in words
+        if not data:
+            self.stop |= not self.kept
+            self._poll.unregister(self._channel)
         self.stop |= b"stop" in words
         self.kill |= b"kill" in words
 

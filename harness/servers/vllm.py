@@ -37,15 +37,13 @@ def vllm_server(
     *,
     serve_command: str | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
-    keep: bool = False,
     within: float = float("inf"),
 ) -> Iterator[Endpoint]:
     """Run a config's server until the block is left, whatever happens in it.
 
     `serve_command` is how to start it where the config does not say, `env` says which GPUs it sees, and `within` bounds
-    the start in seconds beside the config's own limit. With `keep` it is left running when the block ends well. Raises
-    ConfigError where there is no such command, ModelUnavailable for an embedded model that cannot be made, and
-    ServerError where the server does not become ready.
+    the start in seconds beside the config's own limit. Raises ConfigError where there is no such command,
+    ModelUnavailable for an embedded model that cannot be made, and ServerError where the server does not become ready.
     """
     template = config.serve_command or serve_command
     check_command(template)
@@ -81,6 +79,7 @@ def _endpoint(process: ServerProcess, config: ModelConfig) -> Endpoint:
         api_key=spec.api_key,
         startup_seconds=process.startup_seconds,
         death=process.death,
+        keep=process.keep,
         description={
             "base_url": spec.base_url,
             "started_by": "this run",

@@ -78,10 +78,10 @@ def test_a_completion_body_holds_what_vllms_script_sends() -> None:
     request = GenerateRequest(prompt="Q", sampling=Sampling(max_tokens=256, seed=42, stop=("\nQuestion:",)))
     assert path_of(request) == "/completions"
     assert body_of(request, "m") == {
-        "model": "m",
         "prompt": "Q",
         "max_tokens": 256,
         "stop": ["\nQuestion:"],
+        "model": "m",
         "temperature": 0.0,
         "seed": 42,
     }
@@ -97,14 +97,39 @@ def test_a_chat_body_holds_messages_and_template_arguments() -> None:
     )
     assert path_of(request) == "/chat/completions"
     assert body_of(request, "m") == {
-        "model": "m",
         "messages": [{"role": "user", "content": "Q"}],
         "max_tokens": 8,
+        "model": "m",
         "top_p": 0.9,
         "top_k": 5,
         "reasoning_effort": "low",
         "chat_template_kwargs": {"enable_thinking": False},
     }
+
+
+def test_keys_stand_in_the_order_of_vllms_script() -> None:
+    """Bodies are compared byte for byte, and JSON keeps the order of its keys."""
+    sampling = Sampling(max_tokens=8, temperature=0.5, top_p=0.9, top_k=5, seed=1, stop=("x",))
+    settings = ["max_tokens", "stop", "model", "temperature", "seed", "top_p", "top_k"]
+    assert list(body_of(GenerateRequest(prompt="Q", sampling=sampling), "m")) == ["prompt", *settings]
+    chat = GenerateRequest(
+        prompt=(ChatMessage(role="user", content="Q"),),
+        sampling=sampling,
+        reasoning_effort="low",
+        chat_template_kwargs={"b": 1, "a": 2},
+    )
+    body = body_of(chat, "m")
+    assert list(body) == ["messages", *settings, "reasoning_effort", "chat_template_kwargs"]
+    assert list(body["chat_template_kwargs"]) == ["b", "a"]
+
+
+def test_a_completion_can_leave_the_model_to_the_server() -> None:
+    """vLLM's script names no model in completions and names it in chat."""
+    sampling = Sampling(max_tokens=8)
+    completion = GenerateRequest(prompt="Q", sampling=sampling)
+    chat = GenerateRequest(prompt=(ChatMessage(role="user", content="Q"),), sampling=sampling)
+    assert "model" not in body_of(completion, "m", name_model=False)
+    assert body_of(chat, "m", name_model=False)["model"] == "m"
 
 
 MESSAGES = {
