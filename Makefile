@@ -6,6 +6,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-dep
 
 # GSM8K for the tests, where it lies beside this folder; elsewhere it is downloaded, or the tests that need it say so.
 export ACCURACY_GATE_DATA ?= $(wildcard $(CURDIR)/../shared/gsm8k)
+# Real vLLM configs for the drop-in sweep, likewise.
+export ACCURACY_GATE_VLLM_CONFIGS ?= $(wildcard $(CURDIR)/../shared/vllm-configs)
+# Real runs, right or wrong per question, for the statistics' tests and benchmark.
+export ACCURACY_GATE_H200_RUNS ?= $(wildcard $(CURDIR)/../shared/h200-runs.json)
 
 .PHONY: gate test lint fast faults fuzz clean pypi-torch
 

@@ -35,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--serve-command", metavar="LINE", help="how servers are started: {model}, {host}, {port}, {args} are filled in"
     )
+    add("--save-baseline", metavar="NAME", help="add each config that passes to the baselines in baselines/NAME")
     add("--gpus", metavar="LIST", help="which of the visible GPUs to use: positions or UUIDs")
     add("--require-gpus", action="store_true", help="too few GPUs for a config is a failure, not a skip")
     add("--keep-server", action="store_true", help="leave servers running and say how to reach and stop them")
@@ -57,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
         api_key=api_key(),
         data_dir=config.option.data_dir,
         serve_command=config.option.serve_command,
+        save_baseline=ROOT / "baselines" / config.option.save_baseline if config.option.save_baseline else None,
         keep_server=config.option.keep_server,
         gpu_choice=config.option.gpus,
         require_gpus=config.option.require_gpus,

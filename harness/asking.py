@@ -12,14 +12,15 @@ from typing import Protocol
 
 from harness.backends.base import BackendInfo, Failure, Response
 from harness.backends.server import ServerBackend, raise_file_limit
-from harness.config import ModelConfig
+from harness.config import ModelConfig, Scorer
 from harness.errors import CountersUnavailable, RequestsFailed
+from harness.gates.early import EarlyStop
 from harness.gates.threshold import Counts
 from harness.metrics import Counters, difference, read_counters
 from harness.records import ConfigRecord
 from harness.servers.endpoint import Endpoint
 from harness.tally import Tally
-from harness.tasks.base import Sample, Task
+from harness.tasks.base import Sample, Status, Task
 
 SETTLE_SECONDS = 2.0
 """How long the counters may lag behind the last response."""
@@ -39,7 +40,7 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Asking:
     """One pass over a task's questions; what it has learnt so far survives a fault."""
 
@@ -48,14 +49,36 @@ class Asking:
     endpoint: Endpoint
     record: ConfigRecord
     progress: Progress
+    number: int = 1
+    """Which pass over the questions this is."""
     tally: Tally = field(default_factory=Tally)
+    right: dict[int, bool] = field(default_factory=dict)
+    """Whether each graded question was answered rightly, by its index."""
     backend: BackendInfo | None = None
     counters: Counters | None = None
     """Counted over this evaluation alone; None where `/metrics` could not be read, for the reason beside it."""
     counters_fault: str | None = None
 
+    @property
+    def answers(self) -> list[bool | None]:
+        """Right or wrong for each question, None where it got no response."""
+        return [self.right.get(index) for index in range(len(self.task.requests))]
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.early: EarlyStop | None = None
+        if config.stop_early is not None:
+            questions = len(self.task.requests)
+            self.early = EarlyStop(
+                config.stop_early,
+                questions=questions,
+                threshold=config.accuracy_threshold,
+                floor=config.floor,
+                alpha=config.alpha,
+            )
+
     async def run(self) -> None:
-        """Ask everything.
+        """Ask everything, or until the verdict is settled where the config stops early.
 
         Raises ServerError, ServerDied or RequestsFailed where no verdict can come of it.
         """
@@ -68,6 +91,7 @@ class Asking:
             concurrency=concurrency,
             timeout=config.request_timeout_seconds,
             death=self.endpoint.death,
+            name_model=config.scorer is not Scorer.LAST_NUMBER,
         )
         async with asked as backend:
             self.backend = await backend.describe()
@@ -79,18 +103,27 @@ class Asking:
                 self.counters = await self._counted(backend, before)
 
     async def _ask(self, backend: ServerBackend) -> None:
-        requests = self.task.requests
+        total = len(self.task.requests)
+        order = range(total) if self.early is None else self.early.order
+        requests = [self.task.requests[index] for index in order]
         self.tally.start()
         try:
+            # Leaving the block cancels what is still under way.
             async with aclosing(backend.run(requests)) as answers:
-                async for index, response in answers:
-                    self._take(self.task.score(index, response), response, len(requests))
+                async for place, response in answers:
+                    sample = self.task.score(order[place], response)
+                    self._take(sample, response, total)
+                    right = None if sample.status is Status.ERROR else sample.correct
+                    if self.early is not None and self.early.complete(sample.index, right):
+                        break
         finally:
             self.tally.stop()
 
     def _take(self, sample: Sample, response: Response, total: int) -> None:
-        self.record.append(sample)
+        self.record.append(sample, self.number)
         self.tally.add(sample)
+        if sample.status is not Status.ERROR:
+            self.right[sample.index] = sample.correct
         self.progress.answered(self.tally.counts, total)
         counts = self.tally.counts
         all_rejected = counts.asked == min(REJECTIONS, total) and self.tally.same_rejection == counts.asked

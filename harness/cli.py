@@ -7,7 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import __version__, datasets, standalone
+from harness import (
+    __version__,
+    calibrate_command,
+    check_command,
+    compare_command,
+    datasets,
+    new_config,
+    smoke_command,
+    standalone,
+)
 from harness.config import schema
 from harness.errors import AccuracyGateError, ConfigError
 
@@ -44,6 +53,30 @@ def _parser() -> argparse.ArgumentParser:
     evaluation = commands.add_parser("eval", help="evaluate a running server", description=standalone.__doc__)
     standalone.add_options(evaluation)
     evaluation.set_defaults(run=standalone.run)
+
+    check = commands.add_parser("check", help="check lists and YAMLs without running them")
+    check_command.add_options(check)
+    check.set_defaults(run=check_command.run)
+
+    comparison = commands.add_parser("compare", help="what changed between two runs")
+    compare_command.add_options(comparison)
+    comparison.set_defaults(run=compare_command.run)
+
+    smoke = commands.add_parser("smoke", help="40 easy questions: is something obviously broken?")
+    smoke_command.add_options(smoke)
+    smoke.set_defaults(run=smoke_command.run)
+
+    new = commands.add_parser("new", help="write a config with a measured threshold", description=new_config.__doc__)
+    new_config.add_options(new)
+    new.set_defaults(run=new_config.run)
+
+    calibration = commands.add_parser(
+        "calibrate",
+        help="measure a config's noise; write baseline and tolerance",
+        description=calibrate_command.__doc__,
+    )
+    calibrate_command.add_options(calibration)
+    calibration.set_defaults(run=lambda arguments: calibrate_command.run(arguments, standalone.api_key()))
 
     schemas = commands.add_parser("schema", help="write configs/schema.json from the config model")
     schemas.add_argument("--check", action="store_true", help="write nothing; exit 1 where the file is stale")

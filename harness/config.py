@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from harness.config_types import Count, Env, Seconds, ServeCommand, ServerArgs, Share, TaskRows, task_names
 from harness.errors import ConfigError
+from harness.gates.sequential import StopRule
 from harness.parallelism import gpus_needed
 from harness.platforms import (
     Layer,
@@ -53,7 +54,9 @@ class ModelConfig(BaseModel):
     )
     accuracy_threshold: Share = Field(description="The accuracy this model is known to reach, 0 to 1.")
     tolerance: Share = Field(default=0.08, description="Absolute; the floor is accuracy_threshold - tolerance.")
-    task: Literal["gsm8k", "smoke"] = Field(default="gsm8k", description="Which questions are asked.")
+    task: Literal["gsm8k", "smoke", "checks"] = Field(
+        default="gsm8k", description="Which questions are asked; `checks` are prompts with a check each, in chat."
+    )
     num_questions: Count | None = Field(default=None, description="The first N questions; all of them where left out.")
     num_fewshot: Annotated[int, Field(ge=0)] = Field(default=5, description="Worked examples put before each question.")
     max_tokens: Count = Field(default=256, description="Longest reply, in tokens.")
@@ -91,11 +94,39 @@ class ModelConfig(BaseModel):
     min_acceptance_length: Annotated[float, Field(ge=1)] | None = Field(
         default=None, description="Speculative decoding: 1 + accepted draft tokens / drafts must reach this."
     )
+    baseline: str | None = Field(
+        default=None, description="A stored baseline to pair this with, relative to this YAML."
+    )
+    gate: Literal["threshold", "paired"] = Field(
+        default="threshold", description="`paired` judges every question against the baseline, beside the floor."
+    )
+    alpha: Annotated[float, Field(gt=0, le=0.5)] = Field(
+        default=0.001, description="How often the paired gate and early stopping may be wrong by chance."
+    )
+    margin: Share = Field(default=0.005, description="Paired: a loss up to this is let pass.")
+    max_repeats: Count = Field(
+        default=3, description="Paired: how often the questions are asked where one pass is unclear."
+    )
+    max_flip_rate: Share | None = Field(
+        default=None, description="Answers that may change against the baseline beyond what its own runs show."
+    )
+    stop_early: StopRule | None = Field(
+        default=None,
+        strict=False,
+        description="Stop asking once the verdict is certain (exact) or all but certain (sequential, to `alpha`).",
+    )
     max_error_rate: Share = Field(default=0.0, description="More requests without an answer than this is an outage.")
     server_args: ServerArgs = Field(default="", description="Further arguments of `vllm serve`, as in a shell.")
     env: Env = Field(default_factory=dict, description="Environment variables of the server.")
     max_seconds: Seconds | None = Field(
         default=None, description="For the whole config, start included; an outage when they are over."
+    )
+    prefix_cache_check: bool = Field(
+        default=False,
+        description="Ask again with a warm prefix cache: the answers must stay as they were, but for noise.",
+    )
+    kv_offload_check: bool = Field(
+        default=False, description="Ask again from the offloaded KV cache alone: it must be used, and the floor be met."
     )
     startup_rpc_checks: list[str] = Field(
         default_factory=list, description="Worker methods called over vLLM's development endpoint after the start."
@@ -124,8 +155,20 @@ class ModelConfig(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         for key in ("reasoning_effort", "chat_template_kwargs", "fewshot_as_multiturn"):
-            if getattr(self, key) and not self.use_chat_completions:
+            if getattr(self, key) and not (self.use_chat_completions or self.task == "checks"):
                 raise PydanticCustomError(key, "{key} needs use_chat_completions: true", {"key": key})
+        for key in ("fewshot_dataset", "fewshot_as_multiturn", "gen_prefix"):
+            if getattr(self, key) and self.task == "checks":
+                raise PydanticCustomError(key, "{key} says nothing to task: checks: remove it there", {"key": key})
+        if self.scorer is Scorer.LAST_NUMBER and self.task == "checks":
+            raise PydanticCustomError("scorer", "scorer: with task: checks each row has its own check: remove it there")
+        for key in ("gate", "max_flip_rate"):
+            if getattr(self, key) not in (None, "threshold") and self.baseline is None:
+                raise PydanticCustomError(key, "{key} needs a baseline", {"key": key})
+        for key in ("baseline", "prefix_cache_check", "kv_offload_check"):
+            if self.stop_early is not None and getattr(self, key):
+                said = "stop_early: {key} compares question by question: all are asked"
+                raise PydanticCustomError("stop_early", said, {"key": key})
         if self.num_gpus is None:
             try:
                 gpus_needed(self.arguments)

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from harness.servers.containers import is_container
+
 OWNED_FLAGS = {"--host": "127.0.0.1", "--port": "a free port", "--api-key": "a random key", "--uds": "TCP"}
 OWNED_VARIABLES = (
     "VLLM_API_KEY",
@@ -64,7 +66,9 @@ def _is_json(text: str) -> bool:
 
 
 def _one_spelling(env: Any) -> Any:
-    """Refuse values that have no single spelling as an environment variable: booleans and nothing."""
+    """Refuse values that have no single spelling as an environment variable; an `env` left empty is none."""
+    if env is None:
+        return {}
     for name, value in env.items() if isinstance(env, dict) else ():
         if isinstance(value, bool) or value is None:
             said = {"name": name, "value": json.dumps(value)}
@@ -91,12 +95,14 @@ def check_serve_command(template: str) -> str:
     if missing or "{args}" not in words:
         said = {"missing": ", ".join(missing) or "{args} as a word of its own"}
         raise PydanticCustomError("serve_command", "must hold {missing}", said)
+    if is_container(words) and not any("{name}" in word for word in words):
+        raise PydanticCustomError("serve_command", "must hold --name {name}: a container is stopped by its name")
     return template
 
 
 ServeCommand = Annotated[str, AfterValidator(check_serve_command)]
 Share = Annotated[float, AfterValidator(_share)]
-ServerArgs = Annotated[str, AfterValidator(_splits)]
+ServerArgs = Annotated[str, BeforeValidator(lambda value: "" if value is None else value), AfterValidator(_splits)]
 Env = Annotated[dict[str, str], BeforeValidator(_one_spelling)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 Count = Annotated[int, Field(ge=1)]
@@ -105,6 +111,7 @@ SERVER_KEYS = frozenset(
     {
         *("model_name", "server_args", "env", "trust_remote_code", "serve_command", "startup_max_wait_seconds"),
         *("startup_rpc_checks", "max_seconds", "num_gpus", "platforms", "skip", "overrides", "tasks"),
+        "kv_offload_check",
     }
 )
 """What holds for a server, and so for all tasks asked of it."""

@@ -2,6 +2,7 @@
 
 AccuracyGateError
 ├── ConfigError            a YAML, list or option is wrong: fix it (exit 4, before anything starts)
+│   └── BaselineMismatch       a baseline was made from other questions or settings than the run
 ├── GateFailed             the model got worse: look at the change (exit 1; also an AssertionError)
 └── InfrastructureError    nothing can be said about the model: retry the job (exit 75)
     ├── DataUnavailable        questions are missing, damaged or cannot be fetched
@@ -55,6 +56,10 @@ class ConfigError(AccuracyGateError):
     @classmethod
     def at(cls, position: Position, message: str) -> ConfigError:
         return cls(f"{position}: {message}")
+
+
+class BaselineMismatch(ConfigError):
+    """A baseline was made from other questions or settings than the run; the message names what differs."""
 
 
 class GateFailed(AccuracyGateError, AssertionError):

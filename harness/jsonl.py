@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from harness.errors import ConfigError, Position
 from harness.tasks.answers import gold
@@ -24,7 +24,17 @@ class Row:
     """The row's line in its file, counted from 0, blank lines included."""
 
 
-class _Number(str):
+class Numbered(Protocol):
+    """A row that knows its line."""
+
+    @property
+    def line_index(self) -> int: ...
+
+
+AnyRow = TypeVar("AnyRow", bound=Numbered)
+
+
+class JsonNumber(str):
     """A JSON number kept as it was written, told apart from a JSON string."""
 
     __slots__ = ()
@@ -52,16 +62,26 @@ def read_jsonl(path: Path) -> tuple[Row, ...]:
     An answer ends in `#### N`, or is a number alone, as a string or as a JSON number. Other keys are ignored.
     Raises ConfigError with one line per fault, each naming the file and its line.
     """
-    rows: list[Row] = []
+    return read_rows(path, _row, lambda row: row.question.strip(), like='{"question": "…", "answer": "#### 42"}')
+
+
+def read_rows(
+    path: Path, parse: Callable[[str, int], AnyRow], key: Callable[[AnyRow], Hashable], *, like: str
+) -> tuple[AnyRow, ...]:
+    """Read rows with `parse`, which raises ValueError for a fault; no two may have the same `key`.
+
+    Raises ConfigError with one line per fault, each naming the file and its line.
+    """
+    rows: list[AnyRow] = []
     faults: list[str] = []
     for index, line in lines(_text(path)):
         try:
-            rows.append(_row(line, index))
+            rows.append(parse(line, index))
         except ValueError as error:
             faults.append(f"{_position(path, index)}: {error}")
-    faults += _repeated_questions(path, rows)
+    faults += _repeated_questions(path, rows, key)
     if not rows and not faults:
-        raise ConfigError(f'{path}: holds no rows; write {{"question": "…", "answer": "#### 42"}}, one a line')
+        raise ConfigError(f"{path}: holds no rows; write {like}, one a line")
     if len(faults) > FAULTS_SHOWN:
         faults[FAULTS_SHOWN:] = [f"{path}: and {len(faults) - FAULTS_SHOWN} more faults"]
     if faults:
@@ -87,23 +107,23 @@ def _text(path: Path) -> str:
 
 
 def _row(line: str, index: int) -> Row:
-    record = _record(line)
-    question = _string(record, "question")
-    if isinstance(question, _Number):
+    record = parse_record(line)
+    question = text_value(record, "question")
+    if isinstance(question, JsonNumber):
         raise ValueError('"question" is a number; write it as a string')
-    answer = str(_string(record, "answer"))
+    answer = str(text_value(record, "answer"))
     gold(answer)  # refuses, with the remedy, what could not be graded
     return Row(question=question, answer=answer, line_index=index)
 
 
-def _record(line: str) -> dict[str, Any]:
+def parse_record(line: str) -> dict[str, Any]:
     try:
         record = json.loads(
             line,
             object_pairs_hook=_unique_keys,
-            parse_int=_Number,
-            parse_float=_Number,
-            parse_constant=_refuse_constant,
+            parse_int=JsonNumber,
+            parse_float=JsonNumber,
+            parse_constant=refuse_constant,
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON at column {error.colno}: {error.msg}; write one whole object a line") from error
@@ -123,11 +143,11 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _refuse_constant(name: str) -> float:
+def refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON; write a number or leave the key out")
 
 
-def _string(record: dict[str, Any], key: str) -> str:
+def text_value(record: dict[str, Any], key: str) -> str:
     if key not in record:
         there = ", ".join(repr(k) for k in record) or "none"
         raise ValueError(f'no "{key}" (keys here: {there}); a row needs "question" and "answer"')
@@ -141,11 +161,11 @@ def _string(record: dict[str, Any], key: str) -> str:
     return value
 
 
-def _repeated_questions(path: Path, rows: Sequence[Row]) -> list[str]:
-    first: dict[str, Row] = {}
+def _repeated_questions(path: Path, rows: Sequence[AnyRow], key: Callable[[AnyRow], Hashable]) -> list[str]:
+    first: dict[Hashable, AnyRow] = {}
     faults = []
     for row in rows:
-        earlier = first.setdefault(row.question.strip(), row)
+        earlier = first.setdefault(key(row), row)
         if earlier is not row:
             where = _position(path, row.line_index)
             faults.append(f"{where}: asks the question of line {earlier.line_index + 1} again; delete one of the two")

@@ -20,6 +20,10 @@ PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 SUCCESSES = "vllm:request_success"
 PREFIX_QUERIES = "vllm:prefix_cache_queries"
 PREFIX_HITS = "vllm:prefix_cache_hits"
+EXTERNAL_QUERIES = "vllm:external_prefix_cache_queries"
+EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
+OFFLOAD_STORES = ("vllm:kv_offload_store_bytes", "vllm:simple_kv_offload_save_outcomes")
+"""What vLLM's two offloading connectors count of their stores."""
 PREEMPTIONS = "vllm:num_preemptions"
 KV_CACHE_USE = "vllm:kv_cache_usage_perc"
 SGLANG_LENGTH = "sglang:spec_accept_length"
@@ -49,7 +53,12 @@ class Counters:
         return self.totals.get(PREFIX_HITS, 0.0) / queries if queries else None
 
 
-_SUMMED = (DRAFTS, DRAFT_TOKENS, ACCEPTED, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS)
+_SUMMED = frozenset(
+    {
+        *(DRAFTS, DRAFT_TOKENS, ACCEPTED, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS),
+        *(EXTERNAL_QUERIES, EXTERNAL_HITS, *OFFLOAD_STORES),
+    }
+)
 
 
 def read_counters(text: str) -> Counters:

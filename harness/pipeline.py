@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from harness.against_baseline import baseline_for, changed_answers, facts, saved_baseline
 from harness.asking import Asking, Progress
+from harness.baselines import Baseline, add_to, baseline_of
 from harness.config_lists import ListedConfig
 from harness.errors import (
     AccuracyGateError,
@@ -17,9 +19,11 @@ from harness.errors import (
     InfrastructureError,
     OutOfTime,
 )
+from harness.gates.early import judge_stop
 from harness.gates.threshold import Gate, Verdict, judge_acceptance, judge_accuracy, judge_errors, overall
 from harness.metrics import Acceptance, acceptance
-from harness.records import ConfigRecord, EvalResult, Timings, now
+from harness.records import ConfigRecord, EvalResult, Timings, now, read_samples
+from harness.second_pass import Passes
 from harness.servers.endpoint import Endpoint
 from harness.serving import RunOptions, Serving
 from harness.tally import Tally
@@ -73,29 +77,31 @@ class _Evaluation:
     task: Task | None = None
     endpoint: Endpoint | None = None
     asking: Asking | None = None
+    baseline: Baseline | None = None
+    passes: Passes | None = None
 
     def run(self) -> None:
         config = self.listed.config
         if self.listed.unmet is not None:
             raise GpusMissing(self.listed.unmet)
         self.task = build_task(config, folder=self.listed.path.parent, data_dir=self.options.data_dir)
+        self.baseline = baseline_for(config, self.listed.path.parent, self.task)
         self.progress.stage("starting")
         self.endpoint = self.serving.endpoint()
         self.progress.stage("asking")
         self.asking = Asking(
             task=self.task, config=config, endpoint=self.endpoint, record=self.record, progress=self.progress
         )
-        asyncio.run(self._ask_in_time(self.asking))
+        self.passes = Passes(first=self.asking, baseline=self.baseline)
+        asyncio.run(self._ask_in_time(self.passes))
 
-    async def _ask_in_time(self, asking: Asking) -> None:
+    async def _ask_in_time(self, passes: Passes) -> None:
         limit = self.listed.config.max_seconds
         try:
             async with asyncio.timeout(None if limit is None else max(0.0, self.serving.seconds_left())):
-                await asking.run()
+                await passes.run()
         except TimeoutError as error:
-            done = asking.tally.counts.asked
-            total = len(asking.task.requests)
-            raise OutOfTime(f"max_seconds: {limit:g} s were over after {done} of {total} questions") from error
+            raise OutOfTime(f"max_seconds: {limit:g} s were over after {passes.how_far()}") from error
 
     def finish(self, fault: BaseException | None) -> EvalResult:
         """Judge, or note the fault, and write the record."""
@@ -105,7 +111,21 @@ class _Evaluation:
             self.record.write_result(result)
         finally:
             self.record.close()
+        self._write_flips()
+        self._save_baseline(result)
         return result
+
+    def _save_baseline(self, result: EvalResult) -> None:
+        if self.options.save_baseline is None or result.verdict is not Verdict.PASS:
+            return
+        samples = sorted(read_samples(self.record.folder / "samples.jsonl"), key=lambda sample: sample["index"])
+        add_to(saved_baseline(self.options.save_baseline, self.listed), baseline_of(result, [samples]))
+
+    def _write_flips(self) -> None:
+        if self.passes is None or self.passes.comparison is None or self.baseline is None:
+            return
+        samples = list(read_samples(self.record.folder / "samples.jsonl"))
+        self.record.write_flips(changed_answers(self.passes.comparison, self.baseline, samples))
 
     def _result(self, fault: BaseException | None) -> EvalResult:
         config = self.listed.config
@@ -123,6 +143,8 @@ class _Evaluation:
             tolerance=config.tolerance,
             floor=float(config.floor),
             correct_by_scorer=tally.correct_by_scorer,
+            stopped_early=self._stopped_early(),
+            against_baseline=self._against_baseline(),
             gates=gates,
             timings=self._timings(tally),
             output_tokens=tally.output_tokens,
@@ -137,7 +159,8 @@ class _Evaluation:
         config, counts = self.listed.config, asking.tally.counts
         gates = [*self.serving.rpc_gates, judge_errors(counts, max_error_rate=config.max_error_rate)]
         if gates[-1].verdict is Verdict.PASS:
-            gates.append(judge_accuracy(counts, threshold=config.accuracy_threshold, tolerance=config.tolerance))
+            gates.append(self._judge_accuracy(asking))
+        gates.extend(self.passes.gates() if self.passes else ())
         minimum = config.min_acceptance_length
         try:
             if asking.counters is None:
@@ -152,12 +175,28 @@ class _Evaluation:
             gates.append(judge_acceptance(accepted.length if accepted else None, minimum=minimum))
         return tuple(gates), accepted
 
+    def _judge_accuracy(self, asking: Asking) -> Gate:
+        config = self.listed.config
+        if asking.early is not None and asking.early.stop is not None:
+            return judge_stop(asking.early.stop, floor=config.floor)
+        threshold, tolerance = config.accuracy_threshold, config.tolerance
+        return judge_accuracy(asking.tally.counts, threshold=threshold, tolerance=tolerance)
+
     def _timings(self, tally: Tally) -> Timings:
         startup = self.endpoint.startup_seconds if self.endpoint else None
         return replace(tally.timings(), startup=startup)
 
+    def _stopped_early(self) -> Mapping[str, Any] | None:
+        early = self.asking.early if self.asking else None
+        return asdict(early.stop) if early is not None and early.stop is not None else None
+
+    def _against_baseline(self) -> Mapping[str, Any] | None:
+        if self.passes is None or self.passes.comparison is None or self.baseline is None:
+            return None
+        return facts(self.passes.comparison, self.baseline)
+
     def _server(self) -> dict[str, Any]:
-        described = dict(self.endpoint.description) if self.endpoint else {}
+        described = {**self.endpoint.description, "gpus": self.serving.gpu_names} if self.endpoint else {}
         backend = self.asking.backend if self.asking else None
         return described | ({"version": backend.version, "model": backend.model, **backend.details} if backend else {})
 

@@ -8,7 +8,7 @@ import platform
 import secrets
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -53,6 +53,10 @@ class EvalResult:
     floor: float
     correct_by_scorer: Mapping[str, int] = field(default_factory=dict)
     """Right answers by every reading; `counts` goes by the one that gates."""
+    stopped_early: Mapping[str, Any] | None = None
+    """What settled the verdict before all questions were asked; its interval, not the one of the counts, holds then."""
+    against_baseline: Mapping[str, Any] | None = None
+    """The paired comparison and the flips, where the config names a baseline."""
     gates: Sequence[Gate] = ()
     timings: Timings = field(default_factory=Timings)
     output_tokens: int | None = None
@@ -132,24 +136,28 @@ class ConfigRecord:
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self.server_log = folder / "server.log"
-        self._samples: IO[str] | None = None
+        self._samples: dict[int, IO[str]] = {}
 
-    def append(self, sample: Sample) -> None:
-        """Add one line to `samples.jsonl` and hand it to the system at once."""
-        path = self.folder / "samples.jsonl"
+    def append(self, sample: Sample, number: int = 1) -> None:
+        """Add one line to `samples.jsonl`, or for pass 2 `samples-2.jsonl`, and hand it to the system at once."""
+        path = self.folder / ("samples.jsonl" if number == 1 else f"samples-{number}.jsonl")
         with _writing(path):
-            if self._samples is None:
-                self._samples = path.open("a", encoding="utf-8", newline="\n")
-            self._samples.write(json.dumps(asdict(sample), ensure_ascii=False, allow_nan=False) + "\n")
-            self._samples.flush()
+            if number not in self._samples:
+                self._samples[number] = path.open("a", encoding="utf-8", newline="\n")
+            self._samples[number].write(_json_text(asdict(sample)) + "\n")
+            self._samples[number].flush()
 
     def write_result(self, result: EvalResult) -> None:
         write_json(self.folder / "result.json", result.to_json())
 
+    def write_flips(self, flips: Iterable[Mapping[str, Any]]) -> None:
+        """Write `flips.jsonl`: every answer that changed against the baseline, both ways, with both texts."""
+        write_text(self.folder / "flips.jsonl", "".join(_json_text(flip) + "\n" for flip in flips))
+
     def close(self) -> None:
-        if self._samples is not None:
-            with _writing(self.folder / "samples.jsonl"):
-                self._samples.close()
+        for samples in self._samples.values():
+            with _writing(Path(samples.name)):
+                samples.close()
 
 
 class RunRecord:
@@ -227,16 +235,29 @@ def _commit() -> str:
 
 
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:
-    """Read `samples.jsonl`; a torn last line is a sample that is owed, and is left out."""
-    with path.open(encoding="utf-8", newline="\n") as lines:
+    """Read `samples.jsonl`; a torn last line, be it inside a letter, is a sample that is owed, and is left out."""
+    with path.open("rb") as lines:
         for line in lines:
-            if line.endswith("\n"):
+            if line.endswith(b"\n"):
                 yield json.loads(line)
+
+
+def _json_text(document: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """Render JSON that UTF-8 can hold: half a surrogate pair, which a model may print, is escaped.
+
+    Raises ValueError for NaN and infinity, which are no JSON.
+    """
+    text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(document, indent=indent, allow_nan=False)
+    return text
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all; NaN and infinity are refused, for they are no JSON."""
-    write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, _json_text(document, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -19,7 +19,7 @@ from harness.placement import chosen_gpus
 from harness.records import write_json
 from harness.servers.endpoint import Endpoint
 from harness.servers.rpc_checks import run_rpc_checks
-from harness.servers.vllm import served_model, vllm_server
+from harness.servers.vllm import revision, served_model, vllm_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,8 @@ class RunOptions:
     require_gpus: bool = False
     """A config that needs more GPUs than there are fails instead of being skipped."""
     memory: GpuMemory = field(default_factory=GpuMemory)
+    save_baseline: Path | None = None
+    """A folder of baselines that each config that passes is added to."""
     keep_server: bool = False
     """Leave the server running at the end, and say how to reach and stop it."""
 
@@ -67,6 +69,11 @@ class Serving:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+    @property
+    def gpu_names(self) -> list[str]:
+        """The names of the GPUs that the server takes; empty where they are not known."""
+        return [gpu.name for gpu in self._gpus]
 
     def endpoint(self) -> Endpoint:
         """Start the server, once; a start that failed is not tried again.
@@ -120,7 +127,7 @@ class Serving:
             self._deadline = time.monotonic() + config.max_seconds
         if options.base_url is not None:
             root = root_url(options.base_url)
-            described: dict[str, Any] = {"base_url": root, "started_by": "somebody else"}
+            described: dict[str, Any] = {"base_url": root, "started_by": "somebody else", "revision": revision(config)}
             return Endpoint(base_url=root, model=served_model(config), api_key=options.api_key, description=described)
         self._gpu_memory["before"] = options.memory.ready(self._gpus)
         return self._stack.enter_context(

@@ -66,7 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     key = arguments.api_key or api_key()
-    config = _config(arguments, arguments.model or asyncio.run(_only_model(root, key)))
+    if arguments.save_samples is not None and (arguments.save_samples / "samples.jsonl").exists():
+        raise ConfigError(f"--save-samples {arguments.save_samples}: holds samples of another run")
+    config = _config(arguments, arguments.model or asyncio.run(only_model(root, key)))
     entry = _listed(config)
     options = RunOptions(base_url=root, api_key=key, data_dir=arguments.data_dir)
     with tempfile.TemporaryDirectory(prefix="accuracy-gate-") as scratch:
@@ -122,7 +124,7 @@ def _config(arguments: argparse.Namespace, model: str) -> ModelConfig:
         raise ConfigError(*faults) from error
 
 
-async def _only_model(root: str, key: str | None) -> str:
+async def only_model(root: str, key: str | None) -> str:
     async with ServerBackend(root, model="", api_key=key, timeout=30.0) as backend:
         names = [str(entry.get("id")) for entry in await backend.models()]
     if len(names) != 1:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from harness.against_baseline import check_baselines
 from harness.backends.server import root_url
 from harness.config_lists import ListedConfig, find_list, load_lists
 from harness.errors import AccuracyGateError, ConfigError
@@ -59,6 +60,8 @@ def _faults(entry: ListedConfig, options: RunOptions, *, starting: bool) -> Sequ
         check_own_data(entry.config, folder=entry.path.parent)
         if is_embedded(entry.config.model_name):
             check_embedded(entry.config.model_name, installed=starting and options.base_url is None)
+        if starting:
+            check_baselines(entry, data_dir=options.data_dir, save_to=options.save_baseline)
         if starting and options.base_url is None and entry.skip is None and entry.unmet is None:
             check_command(entry.config.serve_command or options.serve_command)
     except ConfigError as error:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from suite_run import SuiteRun, start_suite
 
-ROOT = Path(__file__).resolve().parent.parent
+from harness.datasets import cache_folder
 
 
 def gsm8k_folder() -> Path | None:
     """Find the folder holding GSM8K's train.jsonl and test.jsonl, or None."""
     candidates = [Path(value) for value in [os.environ.get("ACCURACY_GATE_DATA")] if value]
-    candidates += [ROOT.parent / "shared" / "gsm8k"]
+    candidates.append(cache_folder())
     return next((c for c in candidates if (c / "test.jsonl").is_file() and (c / "train.jsonl").is_file()), None)
 
 

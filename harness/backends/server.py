@@ -68,15 +68,18 @@ class ServerBackend:
         timeout: float = 600.0,
         death: Callable[[], str | None] = lambda: None,
         retry: RetryPolicy | None = None,
+        name_model: bool = True,
     ) -> None:
         """`base_url` is the server's root, with or without `/v1`; `timeout` in seconds counts from when a request is
-        sent; `death` says how the server's process ended, or None while it lives.
+        sent; `death` says how the server's process ended, or None while it lives; without `name_model` completions
+        leave the model to the server, byte for byte as vLLM's script.
         """
         self.root = root_url(base_url)
         self.model = model
         self.concurrency = concurrency
         self.retry = retry or RetryPolicy()
         self._death = death
+        self._name_model = name_model
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(30.0, timeout))
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
@@ -130,7 +133,7 @@ class ServerBackend:
 
     async def _ask(self, request: GenerateRequest) -> Response:
         url = self.root + "/v1" + path_of(request)
-        body = body_of(request, self.model)
+        body = body_of(request, self.model, name_model=self._name_model)
         attempt = 1
         while True:
             outcome = await self._attempt(url, body, attempt)

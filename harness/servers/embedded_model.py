@@ -52,6 +52,14 @@ def embedded_model(model_name: str) -> EmbeddedModel:
         raise ConfigError(f"model_name {model_name}: no such embedded model; there is {known}") from error
 
 
+def embedded_version(model_name: str) -> str:
+    """Name the version of the package that carries a model, "unknown" where it is not installed."""
+    try:
+        return metadata.version(embedded_model(model_name).distribution)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def check_embedded(model_name: str, *, installed: bool) -> None:
     """Check that an `embedded:NAME` is known and, where asked, that its package is installed.
 

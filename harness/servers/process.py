@@ -17,7 +17,7 @@ from harness.redaction import secret_values
 from harness.servers.child import Child, StopSeconds
 from harness.servers.diagnosis import likely_cause, port_in_use
 from harness.servers.leftovers import Marker
-from harness.servers.ports import PortBlock, PortOwner, port_owner
+from harness.servers.ports import PortBlock, PortOwner, is_free, port_owner
 from harness.servers.readiness import Look, Probe, State
 from harness.servers.server_log import ServerLog
 
@@ -45,6 +45,8 @@ class ServerSpec:
     secrets: tuple[str, ...] = ()
     """Values to mask in the log, beside the key and the secrets in `env`."""
     run_id: str = "run"
+    listens_itself: bool = True
+    """False where what listens is no descendant of the process, as with a container."""
 
     def __post_init__(self) -> None:
         url = urlsplit(self.base_url)
@@ -207,6 +209,8 @@ class ServerProcess:
         return look
 
     def _port_owner(self, child: Child) -> PortOwner:
+        if not self.spec.listens_itself:
+            return PortOwner.NOBODY if is_free(self.spec.port) else PortOwner.UNKNOWN
         try:
             family = psutil.Process(child.supervisor_pid).children(recursive=True)
         except psutil.NoSuchProcess:

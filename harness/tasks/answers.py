@@ -17,6 +17,9 @@ from typing import Literal
 from harness.tasks import numbers
 from harness.tasks.numbers import Figure, Number
 
+GRADER_VERSION = 1
+"""Goes up whenever a reply may be read otherwise than before: baselines are bound to it."""
+
 Status = Literal["ok", "truncated", "unanswered"]
 
 
@@ -188,7 +191,7 @@ def _candidates(text: str, *, cut_off: bool) -> Iterator[tuple[How, Figure | Non
 
 def _answer_part(text: str) -> str:
     """Keep what is answer: no reasoning, no question of the model's own, no calculator marks."""
-    text = _without_reasoning(text)
+    text = without_reasoning(text)
     answered = _ANSWERED.search(text)
     if answered is None:
         return ""
@@ -198,7 +201,7 @@ def _answer_part(text: str) -> str:
     return _MARK.sub(r"\1", _REPEATED_MARK.sub("", text)) if "<<" in text else text
 
 
-def _without_reasoning(text: str) -> str:
+def without_reasoning(text: str) -> str:
     """Drop closed reasoning, all text before a closing tag that nothing opened, and all where one stays open."""
     kept: list[str] = []
     opened: list[str] = []

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from harness.config import ModelConfig
 from harness.datasets import load_gsm8k
 from harness.errors import ConfigError
 from harness.jsonl import Row, read_jsonl
+from harness.tasks.checks import Checks, read_checks
 from harness.tasks.gsm8k import WordProblems
 
 SHIPPED = Path(__file__).parent / "data"
+AnyRow = TypeVar("AnyRow")
 
 
-def build_task(config: ModelConfig, *, folder: Path, data_dir: Path | None) -> WordProblems:
+def build_task(config: ModelConfig, *, folder: Path, data_dir: Path | None) -> WordProblems | Checks:
     """Build the task of a config whose YAML lies in `folder`.
 
     Raises ConfigError for a user's own data that is wrong or too short, DataUnavailable where GSM8K cannot be had.
     """
-    questions, exemplars = _rows(config, folder, data_dir)
     name = config.task if config.dataset is None else Path(config.dataset).stem
+    if config.task == "checks":
+        rows = read_checks(folder / config.dataset if config.dataset else SHIPPED / "instructions.jsonl")
+        return Checks(name=name, config=config, problems=_first(rows, config.num_questions, f"num_questions: {name}"))
+    questions, exemplars = _rows(config, folder, data_dir)
     return WordProblems(
         name=name,
         config=config,
@@ -48,7 +54,7 @@ def _rows(config: ModelConfig, folder: Path, data_dir: Path | None) -> tuple[Seq
     return gsm8k.test, gsm8k.train
 
 
-def _first(rows: Sequence[Row], wanted: int | None, what: str) -> Sequence[Row]:
+def _first(rows: Sequence[AnyRow], wanted: int | None, what: str) -> Sequence[AnyRow]:
     if wanted is not None and wanted > len(rows):
         raise ConfigError(f"{what}: {wanted} wanted, there are {len(rows)}")
     return rows[:wanted]

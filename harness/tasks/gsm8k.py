@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -63,9 +63,9 @@ class WordProblems:
             return VLLM_STOP
         return () if self.config.use_chat_completions else LINE_START_STOP
 
-    def _request(self, question: str) -> GenerateRequest:
+    def _sampling(self) -> Sampling:
         config = self.config
-        sampling = Sampling(
+        return Sampling(
             max_tokens=config.max_tokens,
             temperature=config.temperature,
             top_p=config.top_p,
@@ -73,6 +73,9 @@ class WordProblems:
             seed=config.seed,
             stop=self.stop,
         )
+
+    def _request(self, question: str) -> GenerateRequest:
+        config, sampling = self.config, self._sampling()
         prompt = fewshot_prompt(question, self.exemplars, config.gen_prefix)
         if not config.use_chat_completions:
             return GenerateRequest(prompt=prompt, sampling=sampling)
@@ -95,7 +98,7 @@ class WordProblems:
             "prompt_sha256": digest(self.requests[index].prompt),
         }
         if isinstance(response, Failure):
-            return _failed(response, common)
+            return failed_sample(response, common)
         graded = grade(response.text, response.finish_reason, problem.answer)
         scores = {
             Scorer.NUMERIC.value: graded.numeric_correct,
@@ -128,19 +131,34 @@ class WordProblems:
 
     def describe(self) -> dict[str, Any]:
         """What the run record keeps: enough to ask the same again and to tell two runs apart."""
-        prompts = hashlib.sha256("\0".join(digest(r.prompt) for r in self.requests).encode()).hexdigest()
+        prompts = digest("\0".join(digest(r.prompt) for r in self.requests))
         return {
             "name": self.name,
             "questions": len(self.problems),
             "fewshot": len(self.exemplars),
             "fewshot_prefix": fewshot_prompt("", self.exemplars, self.config.gen_prefix) if self.exemplars else "",
+            "gen_prefix": self.config.gen_prefix,
+            "max_concurrency": self.config.max_concurrency,
             "scorer": self.config.scorer.value,
-            "stop": list(self.stop),
+            "sampling": self._sampling_facts(),
             "prompts_sha256": prompts,
+            "questions_sha256": digest("\0".join(f"{p.question}\0{p.answer}" for p in self.problems)),
+        }
+
+    def _sampling_facts(self) -> dict[str, Any]:
+        """How the questions are asked, as a baseline is bound to it."""
+        config = self.config
+        return {
+            **asdict(self._sampling()),
+            "stop": list(self.stop),
+            "chat": config.use_chat_completions,
+            "fewshot_as_multiturn": config.fewshot_as_multiturn,
+            "reasoning_effort": config.reasoning_effort,
+            "chat_template_kwargs": config.chat_template_kwargs,
         }
 
 
-def _failed(failure: Failure, common: Mapping[str, Any]) -> Sample:
+def failed_sample(failure: Failure, common: Mapping[str, Any]) -> Sample:
     return Sample(
         **common,
         status=Status.ERROR,

@@ -45,7 +45,7 @@ FAULTS = {
     "negative temperature": (BASE + "temperature: -1\n", "temperature: input should be greater than or equal to 0"),
     "zero seconds": (BASE + "request_timeout_seconds: 0\n", "greater than 0"),
     "acceptance length below 1": (BASE + "min_acceptance_length: 0.5\n", "greater than or equal to 1"),
-    "unknown task": (BASE + "task: gsm8\n", "task: input should be 'gsm8k' or 'smoke', got \"gsm8\""),
+    "unknown task": (BASE + "task: gsm8\n", "task: input should be 'gsm8k', 'smoke' or 'checks', got \"gsm8\""),
     "missing key": ("model_name: m\n", "accuracy_threshold is missing"),
     "empty model": ("model_name: ''\naccuracy_threshold: 0.5\n", "model_name: string should have at least 1"),
     "open quote in server_args": (BASE + 'server_args: "--x \'y"\n', "be split into arguments: No closing quotation"),
@@ -112,6 +112,11 @@ def test_numbers_in_env_reach_the_server_as_they_are_written(tmp_path: Path) -> 
     """1.10 stays 1.10: a variable is text."""
     config = load(tmp_path, BASE + 'env:\n  A: 1\n  B: 1.10\n  C: "on"\n  D: DEBUG\n')
     assert config.env == {"A": "1", "B": "1.10", "C": "on", "D": "DEBUG"}
+
+
+def test_server_args_and_env_left_empty_are_none(tmp_path: Path) -> None:
+    """vLLM's suite takes a key without a value as left out."""
+    assert load(tmp_path, BASE + "server_args:\nenv:\n") == load(tmp_path, BASE)
 
 
 def test_json_over_several_lines_stays_json(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,8 +67,19 @@ def test_a_torn_last_line_is_a_sample_that_is_owed(tmp_path: Path) -> None:
     record.append(sample(0))
     record.close()
     path = tmp_path / "M/samples.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"index": 1, "sta')
-    assert [row["index"] for row in read_samples(path)] == [0]
+    whole = path.read_bytes()
+    for torn in (b'{"index": 1, "sta', b'{"text": "\xe2\x82'):
+        path.write_bytes(whole + torn)
+        assert [row["index"] for row in read_samples(path)] == [0]
+
+
+def test_half_a_surrogate_pair_is_kept(tmp_path: Path) -> None:
+    """What no encoding holds, and a model may print, is escaped instead of ending the run."""
+    record = RunRecord(tmp_path).config("M")
+    record.append(replace(sample(0), text="a\ud83d"))
+    record.append(sample(1))
+    record.close()
+    assert [row["text"] for row in read_samples(tmp_path / "M/samples.jsonl")] == ["a\ud83d", "#### 1"]
 
 
 def test_results_hold_derived_figures(tmp_path: Path) -> None:

@@ -79,6 +79,14 @@ def test_a_template_starts_any_build() -> None:
     )
 
 
+def test_a_template_may_hold_variables_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell reads the template, so that variables are filled in here; a container gets a name of its own."""
+    monkeypatch.setenv("HOME", "/home/u")
+    template = "docker run --name {name} -v $HOME/.cache:/c image --model {model} --port {port} {args}"
+    words = command(config(trust_remote_code=False), "org/M", 8001, template=template, name="n1")
+    assert words[:8] == ("docker", "run", "--name", "n1", "-v", "/home/u/.cache:/c", "image", "--model")
+
+
 BAD_TEMPLATES = {
     "no port": ("vllm serve {model} {args}", "must hold {port}"),
     "args inside a word": ("run {model} {port} --all={args}", "{args} as a word of its own"),
