@@ -30,6 +30,7 @@ from harness.servers.server_log import ServerLog
 from harness.servers.vllm import cpu_environment, served_model
 
 TAIL_LINES = 40
+CONTEXT_SECONDS = 2.0
 SHUTDOWN_SECONDS = 30.0
 """vLLM's own 5 s are too few for two busy cores: killed then, its workers leave shared memory behind."""
 
@@ -178,10 +179,18 @@ def _report(config: ModelConfig, headline: str, log: ServerLog) -> str:
 
 def _shut_down(llm: Any, *, patiently: bool) -> None:
     """End the engine's process; patiently, it frees its shared memory itself, which a cancelled job has no time for."""
-    shutdown = getattr(getattr(llm.llm_engine, "engine_core", None), "shutdown", None)
+    core = getattr(llm.llm_engine, "engine_core", None)
+    shutdown = getattr(core, "shutdown", None)
     if shutdown is None:
         return
     if patiently and "timeout" in inspect.signature(shutdown).parameters:
         shutdown(timeout=SHUTDOWN_SECONDS)
     else:
         shutdown()
+    context = getattr(core, "ctx", None)
+    if context is not None:
+        # vLLM leaves its ZeroMQ context to the garbage collector, whose complaint fails whatever test runs then.
+        # It ends when its last socket is closed, which another thread of vLLM's is about to do.
+        ending = threading.Thread(target=context.term, name="accuracy-gate-zmq-term", daemon=True)
+        ending.start()
+        ending.join(CONTEXT_SECONDS)

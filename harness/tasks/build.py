@@ -10,8 +10,8 @@ from harness.config import ModelConfig
 from harness.datasets import load_gsm8k
 from harness.errors import ConfigError
 from harness.jsonl import Row, read_jsonl
-from harness.tasks.checks import Checks, read_checks
 from harness.tasks.gsm8k import WordProblems
+from harness.tasks.instructions import Checks, read_checks
 
 SHIPPED = Path(__file__).parent / "data"
 AnyRow = TypeVar("AnyRow")

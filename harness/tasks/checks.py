@@ -6,7 +6,6 @@ Reasoning between tags and white space at the ends never count. Each check is pu
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import re
 import signal
@@ -17,21 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from harness.backends.base import ChatMessage, Failure, GenerateRequest, Response, Sampling
-from harness.config import ModelConfig
-from harness.jsonl import JsonNumber, parse_record, read_rows, refuse_constant, text_value
+from harness.jsonl import JsonNumber, refuse_constant, text_value
 from harness.tasks.answers import extract, gold, same, without_reasoning
-from harness.tasks.base import Sample, Status
-from harness.tasks.gsm8k import digest, failed_sample
 from harness.tasks.numbers import Number
 
 REGEX_CHARACTERS = 10_000
 REGEX_SECONDS = 1.0
-KEYS = ("prompt", "check", "system", "max_tokens")
 WRAPPINGS = (
     *(("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("`", "`")),
     *(('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»")),
@@ -54,12 +46,12 @@ def passes_exact(reply: str, expected: str) -> bool:
     Forgiven: what is wrapped around all of it (a code fence, backticks, quotes, bold, italics), white space at line
     ends, and which line ends they are.
     """
-    return _tidy(expected) in _layers(reply)
+    return tidy(expected) in _layers(reply)
 
 
 def passes_one_of(reply: str, expected: Sequence[str]) -> bool:
     """Compare the whole reply with each choice, forgiving what `exact` does, case, runs of spaces, a closing . or !"""
-    layers = (*_layers(reply), *_layers(_tidy(reply).rstrip(".!")))
+    layers = (*_layers(reply), *_layers(tidy(reply).rstrip(".!")))
     choices = {_folded(choice).rstrip(".!") for choice in expected}
     return any(_folded(layer).rstrip(".!") in choices for layer in layers)
 
@@ -79,7 +71,7 @@ def passes_regex(reply: str, expected: re.Pattern[str]) -> bool:
     Some patterns take for ever on some replies. So a reply of more than `REGEX_CHARACTERS` does not pass, nor does
     one on which the pattern was searched for `REGEX_SECONDS` of processor time.
     """
-    text = _tidy(reply)
+    text = tidy(reply)
     if len(text) > REGEX_CHARACTERS:
         return False
     try:
@@ -113,7 +105,7 @@ def answer_part(text: str | None) -> str:
     return without_reasoning(text or "").strip()
 
 
-def _tidy(text: str) -> str:
+def tidy(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.replace("\r\n", "\n").split("\n")).strip()
 
 
@@ -123,9 +115,9 @@ def _folded(text: str) -> str:
 
 def _layers(reply: str) -> tuple[str, ...]:
     """The reply, then what is left as each wrapping around all of it is taken off."""
-    layers = [_tidy(reply)]
+    layers = [tidy(reply)]
     while len(layers) <= LAYERS and (inner := _unwrapped(layers[-1])) is not None:
-        layers.append(_tidy(inner))
+        layers.append(tidy(inner))
     return tuple(layers)
 
 
@@ -226,7 +218,7 @@ def _read_number(value: Any) -> Number:
         raise ValueError(f'"number" {value[:40]} is out of range; write one with a shorter exponent') from error
 
 
-def _read_text(value: Any, key: str = "exact") -> str:
+def read_text_value(value: Any, key: str = "exact") -> str:
     text = text_value({key: value}, key)
     if isinstance(text, JsonNumber):
         raise ValueError(f'"{key}" is a number; write it as a string')
@@ -236,11 +228,11 @@ def _read_text(value: Any, key: str = "exact") -> str:
 def _read_texts(value: Any, key: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
         raise ValueError(f'"{key}" must be an array of strings: {{"{key}": ["a", "b"]}}')
-    return tuple(_read_text(text, key) for text in value)
+    return tuple(read_text_value(text, key) for text in value)
 
 
 def _read_pattern(value: Any) -> re.Pattern[str]:
-    text = _read_text(value, "regex")
+    text = read_text_value(value, "regex")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -265,7 +257,7 @@ def _with_decimals(value: Any) -> Any:
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "number": _read_number,
-    "exact": _read_text,
+    "exact": read_text_value,
     "contains": lambda value: _read_texts(value, "contains"),
     "regex": _read_pattern,
     "json": _read_json,
@@ -282,7 +274,7 @@ def read_check(value: Any) -> Check:
         raise ValueError(f'"check" must be an object with one of {", ".join(_READERS)}: {{"number": 12}}')
     ((kind, expected),) = value.items()
     if kind not in _READERS:
-        raise ValueError(f"unknown check {kind!r}{_nearest(kind, _READERS)}")
+        raise ValueError(f"unknown check {kind!r}{nearest(kind, _READERS)}")
     return Check(kind=kind, expected=_READERS[kind](expected), written=_written(value))
 
 
@@ -297,136 +289,6 @@ def _written(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow:
-    """One prompt with its check."""
-
-    prompt: str
-    check: Check
-    system: str | None = None
-    max_tokens: int | None = None
-    """Instead of the config's."""
-    line_index: int
-    """The row's line in its file, counted from 0, blank lines included."""
-
-    @property
-    def messages(self) -> tuple[ChatMessage, ...]:
-        user = ChatMessage(role="user", content=self.prompt)
-        return (user,) if self.system is None else (ChatMessage(role="system", content=self.system), user)
-
-
-def read_checks(path: Path) -> tuple[CheckRow, ...]:
-    """Read prompts with checks: JSON objects, one a line, with `prompt`, `check` and at will `system`, `max_tokens`.
-
-    Raises ConfigError with one line per fault, each naming the file and its line.
-    """
-    return read_rows(
-        path, _row, lambda row: (row.system, row.prompt.strip()), like='{"prompt": "…", "check": {"number": 42}}'
-    )
-
-
-def _row(line: str, index: int) -> CheckRow:
-    if not line.lstrip().startswith("{"):
-        raise ValueError('not a JSON object; write {"prompt": "…", "check": {"number": 42}}')
-    record = parse_record(line)
-    for key in record.keys() - set(KEYS):
-        raise ValueError(f"unknown key {key!r}{_nearest(key, KEYS)}")
-    for key in KEYS[:2]:
-        if key not in record:
-            raise ValueError(f'no "{key}"; a row needs "prompt" and "check"')
-    tokens = record.get("max_tokens")
-    if "max_tokens" in record and not (isinstance(tokens, JsonNumber) and re.fullmatch(r"[1-9][0-9]{0,8}", tokens)):
-        raise ValueError('"max_tokens" must be a whole number from 1')
-    return CheckRow(
-        prompt=_read_text(record["prompt"], "prompt"),
-        check=read_check(record["check"]),
-        system=_read_text(record["system"], "system") if "system" in record else None,
-        max_tokens=int(tokens) if tokens is not None else None,
-        line_index=index,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checks:
-    """A set of prompts, asked as chat and scored by the check of each."""
-
-    name: str
-    config: ModelConfig
-    problems: Sequence[CheckRow]
-
-    @cached_property
-    def requests(self) -> tuple[GenerateRequest, ...]:
-        return tuple(self._request(row) for row in self.problems)
-
-    def _request(self, row: CheckRow) -> GenerateRequest:
-        config = self.config
-        sampling = Sampling(
-            max_tokens=row.max_tokens or config.max_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            seed=config.seed,
-            stop=tuple(config.stop or ()),
-        )
-        return GenerateRequest(
-            prompt=row.messages,
-            sampling=sampling,
-            reasoning_effort=config.reasoning_effort,
-            chat_template_kwargs=config.chat_template_kwargs,
-        )
-
-    def score(self, index: int, response: Response) -> Sample:
-        row = self.problems[index]
-        common: dict[str, Any] = {
-            "index": index,
-            "question": row.prompt,
-            "gold": row.check.written,
-            "attempts": response.attempts,
-            "prompt_sha256": digest(self.requests[index].prompt),
-        }
-        if isinstance(response, Failure):
-            return failed_sample(response, common)
-        answer = answer_part(response.text)
-        passed = bool(answer) and row.check.passes(response.text or "", response.finish_reason)
-        status = Status.OK if passed else _status(answer, response.finish_reason)
-        return Sample(
-            **common,
-            status=status,
-            correct=passed,
-            scores={"check": passed},
-            text=response.text,
-            extracted=answer if status is Status.OK else None,
-            found_by=row.check.kind if status is Status.OK else None,
-            finish_reason=response.finish_reason,
-            generated_tokens=response.generated_tokens,
-            prompt_tokens=response.prompt_tokens,
-            latency=response.latency,
-            reasoning=response.reasoning,
-        )
-
-    def describe(self) -> dict[str, Any]:
-        """What the run record keeps: enough to tell two runs apart."""
-        return {
-            "name": self.name,
-            "questions": len(self.problems),
-            "fewshot": 0,
-            "scorer": "check",
-            "stop": list(self.config.stop or ()),
-            "prompts_sha256": _sha256(digest(request.prompt) for request in self.requests),
-            "checks_sha256": _sha256(row.check.written for row in self.problems),
-        }
-
-
-def _status(answer: str, finish_reason: str | None) -> Status:
-    if finish_reason == "length":
-        return Status.TRUNCATED
-    return Status.OK if answer else Status.UNANSWERED
-
-
-def _sha256(parts: Iterable[str]) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

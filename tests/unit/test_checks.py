@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from harness.backends.base import ChatMessage, Failure, Generation
 from harness.config import ModelConfig
 from harness.errors import ConfigError
+from harness.jsonl import parse_record
 from harness.tasks import checks
 from harness.tasks.base import Sample, Status
 from harness.tasks.build import build_task, check_own_data
-from harness.tasks.checks import Checks, read_checks
+from harness.tasks.instructions import CheckRow, Checks, read_checks
 
 THINK = "<think>Lyon? 99? No.</think>\n\n"
 
 
-def one_row(folder: Path, check: dict[str, Any], **keys: Any) -> checks.CheckRow:
+def one_row(folder: Path, check: dict[str, Any], **keys: Any) -> CheckRow:
     path = folder / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "p", "check": check, **keys}) + "\n")
     (row,) = read_checks(path)
@@ -149,7 +150,7 @@ def test_no_reply_breaks_a_check(check: dict[str, Any], reply: str) -> None:
 
 
 def _parsed(check: dict[str, Any]) -> Any:
-    return checks.parse_record(json.dumps({"check": check}))["check"]
+    return parse_record(json.dumps({"check": check}))["check"]
 
 
 def test_a_number_on_its_way_at_the_token_limit_does_not_pass() -> None:

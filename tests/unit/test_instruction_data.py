@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.tasks.checks import CheckRow, read_checks
+from harness.tasks.instructions import CheckRow, read_checks
 
 PATH = Path(__file__).resolve().parents[2] / "harness/tasks/data/instructions.jsonl"
 ROWS = read_checks(PATH)
