@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from harness.backends.base import BackendInfo, Failure, Response
-from harness.backends.server import ServerBackend, raise_file_limit
-from harness.config import ModelConfig, Scorer
+from harness.config import ModelConfig
 from harness.errors import CountersUnavailable, RequestsFailed
 from harness.gates.early import EarlyStop
 from harness.gates.threshold import Counts
-from harness.metrics import Counters, difference, read_counters
+from harness.metrics import Counters, difference
 from harness.records import ConfigRecord
-from harness.servers.endpoint import Endpoint
+from harness.servers.endpoint import CountingBackend, Engine
 from harness.tally import Tally
 from harness.tasks.base import Sample, Status, Task
 
@@ -46,7 +45,7 @@ class Asking:
 
     task: Task
     config: ModelConfig
-    endpoint: Endpoint
+    engine: Engine
     record: ConfigRecord
     progress: Progress
     number: int = 1
@@ -82,18 +81,7 @@ class Asking:
 
         Raises ServerError, ServerDied or RequestsFailed where no verdict can come of it.
         """
-        config = self.config
-        concurrency = raise_file_limit(config.max_concurrency)
-        asked = ServerBackend(
-            self.endpoint.base_url,
-            model=self.endpoint.model,
-            api_key=self.endpoint.api_key,
-            concurrency=concurrency,
-            timeout=config.request_timeout_seconds,
-            death=self.endpoint.death,
-            name_model=config.scorer is not Scorer.LAST_NUMBER,
-        )
-        async with asked as backend:
+        async with self.engine.backend(self.config) as backend:
             self.backend = await backend.describe()
             await backend.check_context(self.task.requests, self.backend)
             before = await self._read_counters(backend)
@@ -102,7 +90,7 @@ class Asking:
             if before is not None:
                 self.counters = await self._counted(backend, before)
 
-    async def _ask(self, backend: ServerBackend) -> None:
+    async def _ask(self, backend: CountingBackend) -> None:
         total = len(self.task.requests)
         order = range(total) if self.early is None else self.early.order
         requests = [self.task.requests[index] for index in order]
@@ -132,7 +120,7 @@ class Asking:
             raise RequestsFailed(reason)
 
     @asynccontextmanager
-    async def _watching_gauges(self, backend: ServerBackend, before: Counters | None) -> AsyncIterator[None]:
+    async def _watching_gauges(self, backend: CountingBackend, before: Counters | None) -> AsyncIterator[None]:
         """Keep the highest KV-cache use seen; without counters there is nothing to watch."""
         if before is None:
             yield
@@ -144,25 +132,20 @@ class Asking:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
 
-    async def _watch_gauges(self, backend: ServerBackend) -> None:
+    async def _watch_gauges(self, backend: CountingBackend) -> None:
         while True:
-            text = await backend.metrics()
-            if isinstance(text, str):
-                with contextlib.suppress(CountersUnavailable):
-                    self.tally.note_kv_cache_use(read_counters(text).kv_cache_use)
+            with contextlib.suppress(CountersUnavailable):
+                self.tally.note_kv_cache_use((await backend.counters()).kv_cache_use)
             await asyncio.sleep(GAUGE_SECONDS)
 
-    async def _read_counters(self, backend: ServerBackend) -> Counters | None:
-        text = await backend.metrics()
+    async def _read_counters(self, backend: CountingBackend) -> Counters | None:
         try:
-            if isinstance(text, Failure):
-                raise CountersUnavailable(text.detail)
-            return read_counters(text)
+            return await backend.counters()
         except CountersUnavailable as error:
             self.counters_fault = str(error)
             return None
 
-    async def _counted(self, backend: ServerBackend, before: Counters) -> Counters | None:
+    async def _counted(self, backend: CountingBackend, before: Counters) -> Counters | None:
         """Read the counters until they hold every answered request, or for as long as they may lag."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:

@@ -42,6 +42,13 @@ class Scorer(StrEnum):
     LAST_NUMBER = "last-number"
 
 
+class BackendName(StrEnum):
+    """What answers the questions."""
+
+    VLLM = "vllm"
+    VLLM_OFFLINE = "vllm-offline"
+
+
 class ModelConfig(BaseModel):
     """A model, how it is served, what it is asked and what must hold."""
 
@@ -56,6 +63,9 @@ class ModelConfig(BaseModel):
     tolerance: Share = Field(default=0.08, description="Absolute; the floor is accuracy_threshold - tolerance.")
     task: Literal["gsm8k", "smoke", "checks"] = Field(
         default="gsm8k", description="Which questions are asked; `checks` are prompts with a check each, in chat."
+    )
+    backend: BackendName = Field(
+        default=BackendName.VLLM, strict=False, description="`vllm serve`, or `vllm.LLM` in the suite's own process."
     )
     num_questions: Count | None = Field(default=None, description="The first N questions; all of them where left out.")
     num_fewshot: Annotated[int, Field(ge=0)] = Field(default=5, description="Worked examples put before each question.")
@@ -162,6 +172,9 @@ class ModelConfig(BaseModel):
                 raise PydanticCustomError(key, "{key} says nothing to task: checks: remove it there", {"key": key})
         if self.scorer is Scorer.LAST_NUMBER and self.task == "checks":
             raise PydanticCustomError("scorer", "scorer: with task: checks each row has its own check: remove it there")
+        for key in ("serve_command", "kv_offload_check"):
+            if self.backend is BackendName.VLLM_OFFLINE and getattr(self, key):
+                raise PydanticCustomError(key, "{key} needs a server: leave out backend: vllm-offline", {"key": key})
         for key in ("gate", "max_flip_rate"):
             if getattr(self, key) not in (None, "threshold") and self.baseline is None:
                 raise PydanticCustomError(key, "{key} needs a baseline", {"key": key})

@@ -24,7 +24,7 @@ from harness.gates.threshold import Gate, Verdict, judge_acceptance, judge_accur
 from harness.metrics import Acceptance, acceptance
 from harness.records import ConfigRecord, EvalResult, Timings, now, read_samples
 from harness.second_pass import Passes
-from harness.servers.endpoint import Endpoint
+from harness.servers.endpoint import Engine
 from harness.serving import RunOptions, Serving
 from harness.tally import Tally
 from harness.tasks.base import Task
@@ -75,7 +75,7 @@ class _Evaluation:
     serving: Serving
     started: str = field(default_factory=now)
     task: Task | None = None
-    endpoint: Endpoint | None = None
+    engine: Engine | None = None
     asking: Asking | None = None
     baseline: Baseline | None = None
     passes: Passes | None = None
@@ -87,10 +87,10 @@ class _Evaluation:
         self.task = build_task(config, folder=self.listed.path.parent, data_dir=self.options.data_dir)
         self.baseline = baseline_for(config, self.listed.path.parent, self.task)
         self.progress.stage("starting")
-        self.endpoint = self.serving.endpoint()
+        self.engine = self.serving.engine()
         self.progress.stage("asking")
         self.asking = Asking(
-            task=self.task, config=config, endpoint=self.endpoint, record=self.record, progress=self.progress
+            task=self.task, config=config, engine=self.engine, record=self.record, progress=self.progress
         )
         self.passes = Passes(first=self.asking, baseline=self.baseline)
         asyncio.run(self._ask_in_time(self.passes))
@@ -183,7 +183,7 @@ class _Evaluation:
         return judge_accuracy(asking.tally.counts, threshold=threshold, tolerance=tolerance)
 
     def _timings(self, tally: Tally) -> Timings:
-        startup = self.endpoint.startup_seconds if self.endpoint else None
+        startup = self.engine.startup_seconds if self.engine else None
         return replace(tally.timings(), startup=startup)
 
     def _stopped_early(self) -> Mapping[str, Any] | None:
@@ -196,7 +196,7 @@ class _Evaluation:
         return facts(self.passes.comparison, self.baseline)
 
     def _server(self) -> dict[str, Any]:
-        described = {**self.endpoint.description, "gpus": self.serving.gpu_names} if self.endpoint else {}
+        described = {**self.engine.description, "gpus": self.serving.gpu_names} if self.engine else {}
         backend = self.asking.backend if self.asking else None
         return described | ({"version": backend.version, "model": backend.model, **backend.details} if backend else {})
 

@@ -13,6 +13,7 @@ from harness.gates.repeat import CacheUse, flips_of, judge_kv_offload, judge_pre
 from harness.gates.threshold import Gate, Verdict, judge_accuracy, judge_errors
 from harness.metrics import EXTERNAL_HITS, EXTERNAL_QUERIES, PREFIX_HITS, PREFIX_QUERIES
 from harness.servers.cache_control import CacheControl
+from harness.servers.endpoint import Endpoint
 
 
 @dataclass(kw_only=True)
@@ -41,7 +42,9 @@ class Passes:
             control = None
             if config.kv_offload_check:
                 asked = self.first.task.requests[0]
-                control = await stack.enter_async_context(CacheControl(self.first.endpoint, config, asked))
+                server = self.first.engine
+                assert isinstance(server, Endpoint), "the config refuses kv_offload_check without a server"
+                control = await stack.enter_async_context(CacheControl(server, config, asked))
             await self.first.run()
             if self._errors(self.first).verdict is not Verdict.PASS:
                 return
@@ -99,7 +102,7 @@ class Passes:
         another = Asking(
             task=first.task,
             config=first.config,
-            endpoint=first.endpoint,
+            engine=first.engine,
             record=first.record,
             progress=first.progress,
             number=len(self._further) + 2,

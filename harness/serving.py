@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.backends.offline_engine import offline_engine
 from harness.backends.server import root_url
-from harness.config import ModelConfig
+from harness.config import BackendName, ModelConfig
 from harness.errors import InfrastructureError
 from harness.gates.threshold import Gate
 from harness.gpu_memory import GpuMemory
 from harness.gpus import Gpu, visible_environment
 from harness.placement import chosen_gpus
 from harness.records import write_json
-from harness.servers.endpoint import Endpoint
-from harness.servers.rpc_checks import run_rpc_checks
+from harness.servers.endpoint import Endpoint, Engine
 from harness.servers.vllm import revision, served_model, vllm_server
 
 
@@ -47,7 +47,7 @@ class RunOptions:
 
 
 class Serving:
-    """A context manager whose server is started by the first `endpoint()` and stopped when the context is left."""
+    """A context manager whose server is started by the first `engine()` and stopped when the context is left."""
 
     def __init__(self, config: ModelConfig, log_path: Path, options: RunOptions) -> None:
         self.rpc_gates: tuple[Gate, ...] = ()
@@ -60,7 +60,7 @@ class Serving:
         self._options = options
         self._gpus = chosen_gpus(options.gpus, config.gpus)
         self._deadline = float("inf")
-        self._endpoint: Endpoint | None = None
+        self._engine: Engine | None = None
         self._fault: InfrastructureError | None = None
         self._stack = ExitStack()
 
@@ -75,21 +75,21 @@ class Serving:
         """The names of the GPUs that the server takes; empty where they are not known."""
         return [gpu.name for gpu in self._gpus]
 
-    def endpoint(self) -> Endpoint:
+    def engine(self) -> Engine:
         """Start the server, once; a start that failed is not tried again.
 
         Raises InfrastructureError, the same one each time.
         """
         if self._fault is not None:
             raise self._fault
-        if self._endpoint is None:
+        if self._engine is None:
             try:
-                self._endpoint = self._start()
-                self.rpc_gates = run_rpc_checks(self._config.startup_rpc_checks, self._endpoint)
+                self._engine = self._start()
+                self.rpc_gates = self._engine.check_workers(self._config.startup_rpc_checks)
             except InfrastructureError as error:
                 self._fault = error
                 raise
-        return self._endpoint
+        return self._engine
 
     def seconds_left(self) -> float:
         """Seconds of the config's `max_seconds` that are left; infinite where it has none."""
@@ -100,28 +100,28 @@ class Serving:
 
         Raises ServerError where a process is left that even SIGKILL did not end.
         """
-        if self._endpoint is None or self._options.base_url is not None:
+        if self._engine is None or self._options.base_url is not None:
             return
         began = time.perf_counter()
-        if self._options.keep_server and self._endpoint.keep is not None:
-            how = self._endpoint.keep()
-            self.kept = f"{self._endpoint.base_url} serves {self._endpoint.model}, key {self._endpoint.api_key}: {how}"
+        server = self._engine if isinstance(self._engine, Endpoint) else None
+        if self._options.keep_server and server is not None and server.keep is not None:
+            self.kept = f"{server.base_url} serves {server.model}, key {server.api_key}: {server.keep()}"
         self._stack.close()
         if self._stopping is None:
             self._stopping = time.perf_counter() - began
             self._gpu_memory["after"] = self._options.memory.used(self._gpus)
-            self._write_record(self._endpoint)
+            self._write_record(self._engine)
 
-    def _write_record(self, endpoint: Endpoint) -> None:
+    def _write_record(self, engine: Engine) -> None:
         facts = {
-            **endpoint.description,
-            "startup_seconds": endpoint.startup_seconds,
+            **engine.description,
+            "startup_seconds": engine.startup_seconds,
             "stopping_seconds": self._stopping,
             "gpu_memory_bytes": self._gpu_memory,
         }
         write_json(self._log_path.with_name("server.json"), facts)
 
-    def _start(self) -> Endpoint:
+    def _start(self) -> Engine:
         config, options = self._config, self._options
         if config.max_seconds is not None:
             self._deadline = time.monotonic() + config.max_seconds
@@ -130,12 +130,16 @@ class Serving:
             described: dict[str, Any] = {"base_url": root, "started_by": "somebody else", "revision": revision(config)}
             return Endpoint(base_url=root, model=served_model(config), api_key=options.api_key, description=described)
         self._gpu_memory["before"] = options.memory.ready(self._gpus)
+        visible = visible_environment(self._gpus) if options.gpu_choice is not None else {}
+        if config.backend is BackendName.VLLM_OFFLINE:
+            offline = offline_engine(config, self._log_path, env=visible, within=self.seconds_left())
+            return self._stack.enter_context(offline)
         return self._stack.enter_context(
             vllm_server(
                 config,
                 self._log_path,
                 serve_command=options.serve_command,
-                env=visible_environment(self._gpus) if options.gpu_choice is not None else {},
+                env=visible,
                 within=self.seconds_left(),
             )
         )

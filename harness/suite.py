@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness.against_baseline import check_baselines
+from harness.backends.llm_arguments import check_offline
 from harness.backends.server import root_url
+from harness.config import BackendName
 from harness.config_lists import ListedConfig, find_list, load_lists
 from harness.errors import AccuracyGateError, ConfigError
 from harness.placement import Placement, find_placement
@@ -62,8 +64,13 @@ def _faults(entry: ListedConfig, options: RunOptions, *, starting: bool) -> Sequ
             check_embedded(entry.config.model_name, installed=starting and options.base_url is None)
         if starting:
             check_baselines(entry, data_dir=options.data_dir, save_to=options.save_baseline)
-        if starting and options.base_url is None and entry.skip is None and entry.unmet is None:
+        offline = entry.config.backend is BackendName.VLLM_OFFLINE
+        if offline:
+            check_offline(entry.config)
+        if starting and options.base_url is None and entry.skip is None and entry.unmet is None and not offline:
             check_command(entry.config.serve_command or options.serve_command)
+        if offline and options.base_url is not None:
+            return [f"{entry.path}: backend: vllm-offline asks no server: leave out --base-url"]
     except ConfigError as error:
         return error.faults
     except AccuracyGateError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import os
 import threading
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from harness.backends.engine_processes import deadline, ended, environment, killed_with_us, printing_to
+from harness.backends.engine_processes import KILL_SECONDS, deadline, ended, environment, killed_with_us, printing_to
 from harness.backends.llm_arguments import LlmArguments, check_offline, engine_args
 from harness.backends.vllm_offline import ENGINE, VllmOfflineBackend, engine_death
 from harness.config import ModelConfig
@@ -24,15 +23,13 @@ from harness.gates.threshold import Gate, Verdict
 from harness.redaction import redact_argv, redact_env, secret_values
 from harness.servers.diagnosis import likely_cause
 from harness.servers.embedded_model import is_embedded, model_folder
-from harness.servers.leftovers import Marker
+from harness.servers.leftovers import Marker, kill_marked
 from harness.servers.ports import PortBlock
 from harness.servers.server_log import ServerLog
 from harness.servers.vllm import cpu_environment, served_model
 
 TAIL_LINES = 40
 CONTEXT_SECONDS = 2.0
-SHUTDOWN_SECONDS = 30.0
-"""vLLM's own 5 s are too few for two busy cores: killed then, its workers leave shared memory behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +46,8 @@ class OfflineEngine:
     chat: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of `LLM.chat` for every conversation."""
     description: Mapping[str, Any] = field(default_factory=dict)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Set once somebody stopped waiting for answers: then nobody has time for a polite end either."""
 
     def backend(self, config: ModelConfig) -> VllmOfflineBackend:
         """Make what asks it as the config says."""
@@ -59,6 +58,7 @@ class OfflineEngine:
             timeout=config.request_timeout_seconds,
             chat=self.chat,
             death=self.death,
+            cancelled=self.cancelled,
         )
 
     def check_workers(self, methods: Sequence[str]) -> tuple[Gate, ...]:
@@ -117,9 +117,11 @@ def offline_engine(
         stack.enter_context(ended(marker))
         began = time.monotonic()
         arguments, llm = _load(config, model, marker, log, seconds)
-        stack.push(lambda kind, *_: _shut_down(llm, patiently=kind is None))
+        cancelled = threading.Event()
+        stack.callback(_shut_down, llm, marker, cancelled)
         yield OfflineEngine(
             llm=llm,
+            cancelled=cancelled,
             model=served_model(config),
             startup_seconds=time.monotonic() - began,
             chat=arguments.chat,
@@ -140,6 +142,9 @@ def _variables(config: ModelConfig, env: Mapping[str, str], ports: PortBlock, se
         "VLLM_PORT": str(ports.engine_port),
         # A forked engine shows this process's environment in /proc, where the mark is not.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # Workers end only when they are told to, for which vLLM waits 5 s: so long that it then kills the engine,
+        # and shared memory is left behind.
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
         **env,
         **config.env,
     }
@@ -163,7 +168,7 @@ def _load(config: ModelConfig, model: str, marker: Marker, log: ServerLog, secon
             raise ServerExited(_report(config, how, log)) from error
         raise ServerNotReady(_report(config, f"not ready after {seconds:.1f} s: {how}", log)) from error
     if expired.is_set():
-        _shut_down(llm, patiently=False)
+        _shut_down(llm, marker, expired)
         raise ServerNotReady(_report(config, f"the engine was not ready after {seconds:.1f} s", log))
     return arguments, llm
 
@@ -177,16 +182,15 @@ def _report(config: ModelConfig, headline: str, log: ServerLog) -> str:
     return "\n".join(lines)
 
 
-def _shut_down(llm: Any, *, patiently: bool) -> None:
-    """End the engine's process; patiently, it frees its shared memory itself, which a cancelled job has no time for."""
+def _shut_down(llm: Any, marker: Marker, in_a_hurry: threading.Event) -> None:
+    """End the engine's process as vLLM would at the end of this one: politely, and after 5 s not."""
+    if in_a_hurry.is_set():
+        kill_marked(marker, seconds=KILL_SECONDS)
     core = getattr(llm.llm_engine, "engine_core", None)
     shutdown = getattr(core, "shutdown", None)
     if shutdown is None:
         return
-    if patiently and "timeout" in inspect.signature(shutdown).parameters:
-        shutdown(timeout=SHUTDOWN_SECONDS)
-    else:
-        shutdown()
+    shutdown()
     context = getattr(core, "ctx", None)
     if context is not None:
         # vLLM leaves its ZeroMQ context to the garbage collector, whose complaint fails whatever test runs then.

@@ -19,7 +19,8 @@ import aiohttp
 
 from harness.backends.base import BackendInfo, Failure, GenerateRequest, Json, Response
 from harness.backends.openai_http import body_of, error_message, excerpt, path_of, read_reply
-from harness.errors import ServerDied, ServerError
+from harness.errors import CountersUnavailable, ServerDied, ServerError
+from harness.metrics import Counters, read_counters
 
 RETRIED_STATUSES = frozenset({429, 502, 503, 504})
 PROBE_SECONDS = 0.5
@@ -103,7 +104,8 @@ class ServerBackend:
         """
         done: asyncio.Queue[tuple[int, Response]] = asyncio.Queue()
         todo = iter(enumerate(requests))
-        workers = [asyncio.create_task(self._work(todo, done)) for _ in range(min(self.concurrency, len(requests)))]
+        at_once = min(raise_file_limit(self.concurrency), len(requests))
+        workers = [asyncio.create_task(self._work(todo, done)) for _ in range(at_once)]
         try:
             for _ in requests:
                 yield await self._next(done, workers)
@@ -232,6 +234,16 @@ class ServerBackend:
                 count = (await reply.json(content_type=None)).get("count") if reply.status == 200 else None
                 return count if isinstance(count, int) else None
         return None
+
+    async def counters(self) -> Counters:
+        """Read the engine's counters.
+
+        Raises CountersUnavailable saying why they could not be had.
+        """
+        text = await self.metrics()
+        if isinstance(text, Failure):
+            raise CountersUnavailable(text.detail)
+        return read_counters(text)
 
     async def metrics(self) -> str | Failure:
         """Fetch `/metrics` as text, or say why it could not be had."""

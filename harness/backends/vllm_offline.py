@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
@@ -49,9 +50,11 @@ class VllmOfflineBackend:
         timeout: float = 600.0,
         chat: Mapping[str, Any] = MappingProxyType({}),
         death: Callable[[], str | None] | None = None,
+        cancelled: threading.Event | None = None,
     ) -> None:
         """`timeout` in seconds counts from when the engine is given a request, `chat` holds keywords of `LLM.chat` for
-        every conversation, and `death` says how the engine ended, or None while it lives.
+        every conversation, `death` says how the engine ended, or None while it lives, and `cancelled` is set when a
+        run is.
         """
         self.llm = llm
         self.model = model or str(llm.model_config.model)
@@ -59,6 +62,7 @@ class VllmOfflineBackend:
         self._timeout = timeout
         self._chat = chat
         self._death = death or (lambda: engine_death(llm))
+        self._cancelled = cancelled or threading.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,6 +96,9 @@ class VllmOfflineBackend:
         try:
             for _ in requests:
                 yield await self._next(told, steps)
+        except asyncio.CancelledError:
+            self._cancelled.set()
+            raise
         finally:
             steps.stop()
             await self._await_end(told)

@@ -1,10 +1,53 @@
-"""A server that is ready to be asked, whoever started it."""
+"""What is ready to be asked: a server, whoever started it, or an engine in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, Self
+
+from harness.backends.base import BackendInfo, GenerateRequest, Response
+from harness.backends.server import ServerBackend
+from harness.config import ModelConfig, Scorer
+from harness.gates.threshold import Gate
+from harness.metrics import Counters
+from harness.servers.rpc_checks import run_rpc_checks
+
+
+class CountingBackend(Protocol):
+    """A backend that also counts what its engine does, and knows the length of its context."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc_info: object) -> None: ...
+
+    def run(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[tuple[int, Response], None]: ...
+
+    async def describe(self) -> BackendInfo: ...
+
+    async def check_context(self, requests: Sequence[GenerateRequest], info: BackendInfo) -> None: ...
+
+    async def counters(self) -> Counters: ...
+
+
+class Engine(Protocol):
+    """Something that answers for one model, and can tell that it is gone."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def startup_seconds(self) -> float | None: ...
+
+    @property
+    def death(self) -> Callable[[], str | None]: ...
+
+    @property
+    def description(self) -> Mapping[str, Any]: ...
+
+    def backend(self, config: ModelConfig) -> CountingBackend: ...
+
+    def check_workers(self, methods: Sequence[str]) -> tuple[Gate, ...]: ...
 
 
 def _lives() -> str | None:
@@ -13,7 +56,7 @@ def _lives() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where to ask, for which model, and how to learn that the server is gone."""
+    """A server: where to ask, for which model, and how to learn that it is gone."""
 
     base_url: str
     model: str
@@ -25,3 +68,22 @@ class Endpoint:
     keep: Callable[[], str] | None = None
     """Leaves the server running and says how to stop it; None where somebody else started it."""
     description: Mapping[str, Any] = field(default_factory=dict)
+
+    def backend(self, config: ModelConfig) -> ServerBackend:
+        """Make what asks it as the config says."""
+        return ServerBackend(
+            self.base_url,
+            model=self.model,
+            api_key=self.api_key,
+            concurrency=config.max_concurrency,
+            timeout=config.request_timeout_seconds,
+            death=self.death,
+            name_model=config.scorer is not Scorer.LAST_NUMBER,
+        )
+
+    def check_workers(self, methods: Sequence[str]) -> tuple[Gate, ...]:
+        """Call each method of `startup_rpc_checks` on all workers.
+
+        Raises ServerError where one cannot be called.
+        """
+        return run_rpc_checks(methods, self.base_url, self.api_key)

@@ -9,22 +9,21 @@ import requests
 from harness.backends.openai_http import error_message
 from harness.errors import ServerError
 from harness.gates.threshold import Gate, Verdict
-from harness.servers.endpoint import Endpoint
 
 TIMEOUT_SECONDS = 600
 
 
-def run_rpc_checks(methods: Sequence[str], endpoint: Endpoint) -> tuple[Gate, ...]:
+def run_rpc_checks(methods: Sequence[str], base_url: str, api_key: str | None) -> tuple[Gate, ...]:
     """Call each method on all workers; a worker answers nothing when all is well, else what is wrong.
 
     Raises ServerError where the endpoint cannot be called.
     """
-    return tuple(_check(method, endpoint) for method in methods)
+    return tuple(_check(method, base_url, api_key) for method in methods)
 
 
-def _check(method: str, endpoint: Endpoint) -> Gate:
-    url = endpoint.base_url + "/collective_rpc"
-    headers = {"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {}
+def _check(method: str, base_url: str, api_key: str | None) -> Gate:
+    url = base_url + "/collective_rpc"
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     with requests.Session() as session:
         session.trust_env = False
         try:

@@ -80,14 +80,12 @@ def test_what_it_prints_goes_to_the_log(tmp_path: Path) -> None:
     assert "begins" not in saw["err"]
 
 
-@pytest.mark.parametrize(
-    ("then", "timeout"), [("leave", "30.0"), ("raise", "None")], ids=["ends-well", "is-interrupted"]
-)
-def test_an_engine_ends_with_its_block(tmp_path: Path, then: str, timeout: str) -> None:
-    """However the block ends, nothing of the engine is left; it gets time to clean up unless somebody is in a hurry."""
+@pytest.mark.parametrize("then", ["leave", "raise", "cancel"], ids=["ends-well", "is-interrupted", "was-cancelled"])
+def test_an_engine_ends_with_its_block(tmp_path: Path, then: str) -> None:
+    """However the block ends, vLLM ends its side of it, and no process is left."""
     saw = open_engine(tmp_path, then=then)
     assert saw["marked"]
-    assert (tmp_path / "shutdown").read_text() == timeout
+    assert (tmp_path / "shutdown").exists()
     assert not alive(saw["marked"])
     assert saw.get("raised", ["KeyboardInterrupt"])[0] == "KeyboardInterrupt"
 

@@ -8,13 +8,12 @@ from loopback import Reply, loopback_server
 from harness.errors import ServerError
 from harness.gates.threshold import Gate, Verdict
 from harness.servers.endpoint import Endpoint
-from harness.servers.rpc_checks import run_rpc_checks
 
 
 def check(reply: Reply) -> Gate:
     with loopback_server(lambda body, n: Reply(), posts={"/collective_rpc": reply}) as server:
         endpoint = Endpoint(base_url=server.base_url, model="m", api_key="k")
-        return run_rpc_checks(["check_slots"], endpoint)[0]
+        return endpoint.check_workers(["check_slots"])[0]
 
 
 WELL = {
@@ -55,4 +54,4 @@ def test_a_check_that_could_not_be_made_is_an_outage(reply: Reply, expected: str
 
 def test_no_checks_ask_nothing() -> None:
     """A config without checks does not need the endpoint."""
-    assert run_rpc_checks([], Endpoint(base_url="http://127.0.0.1:9", model="m", api_key=None)) == ()
+    assert Endpoint(base_url="http://127.0.0.1:9", model="m", api_key=None).check_workers([]) == ()

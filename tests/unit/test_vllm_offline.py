@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -329,6 +331,28 @@ def test_leaving_early_frees_the_engine() -> None:
         if thread.name == "accuracy-gate-llm-steps":
             thread.join(10)
             assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "stopped-early"])
+def test_a_cancelled_run_is_noted(cancelled: bool) -> None:
+    """Whoever cancels a run has no time for the engine's polite end; whoever has heard enough does."""
+    noted = threading.Event()
+    llm = LlmLike(lambda asked: Reply() if asked.prompt == "q0" else None)
+
+    async def run() -> None:
+        backend = VllmOfflineBackend(llm, cancelled=noted)
+        async with aclosing(backend.run(requests(3))) as answers:
+            async for _ in answers:
+                if not cancelled:
+                    break
+
+    async def within(seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(run(), seconds)
+
+    asyncio.run(within(0.3 if cancelled else 20.0))
+    assert noted.is_set() is cancelled
+    assert not llm.llm_engine.pending
 
 
 def test_a_busy_llm_is_not_asked() -> None:

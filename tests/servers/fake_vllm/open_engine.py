@@ -55,6 +55,8 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             if then == "raise":
                 raise KeyboardInterrupt
+            if then == "cancel":
+                engine.cancelled.set()
             if then == "death":
                 saw["alive"] = engine.death()
                 engine.llm.llm_engine.engine_core.resources.engine_dead = True
