@@ -17,6 +17,7 @@ from typing import IO, Any, Self
 
 from harness import __version__
 from harness.errors import ConfigError, RecordUnwritable
+from harness.gates.power import smallest_drop
 from harness.gates.threshold import Counts, Gate, Verdict
 from harness.metrics import Acceptance
 from harness.tasks.base import Sample
@@ -76,6 +77,7 @@ class EvalResult:
             "num_questions": counts.asked,
             "accuracy": counts.accuracy,
             "interval": asdict(counts.interval),
+            "smallest_drop": smallest_drop(counts.graded, self.threshold) if counts.graded else None,
             "questions_per_second": answered_per_second,
             "tokens_per_second": self.output_tokens / asking if asking and self.output_tokens is not None else None,
         }

@@ -8,6 +8,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from harness.gates.intervals import Interval, wilson
+from harness.gates.power import smallest_drop
 
 
 class Verdict(StrEnum):
@@ -73,6 +74,8 @@ def judge_accuracy(counts: Counts, *, threshold: float, tolerance: float) -> Gat
         f"{interval.high:.4f}) {'meets' if met else 'is below'} the floor {floor} "
         f"(threshold {threshold} - tolerance {tolerance})"
     )
+    drop = smallest_drop(counts.graded, threshold)
+    message += f"; {counts.graded} questions show a drop of {drop:.4f}" if drop is not None else ""
     if met and floor <= 0:
         message += "; a floor of 0 or less cannot fail"
     verdict = Verdict.PASS if met else Verdict.REGRESSION
