@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from harness.config import ConfigFile, ModelConfig, load_config_file
 from harness.errors import ConfigError, Position
-from harness.yaml_source import read_text
+from harness.yaml_source import YamlSource, read_text
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -126,6 +126,14 @@ def listed(config_id: str, file: ConfigFile, at: Position) -> tuple[ListedConfig
         )
         for task in file.task_names
     )
+
+
+def unlisted(config: ModelConfig) -> ListedConfig:
+    """Name a config that no file holds; its own data lie in the working directory."""
+    source = YamlSource(path=Path.cwd() / "config", data={}, positions={}, texts={})
+    file = ConfigFile(source=source, raw={}, config=config)
+    at = Position(path=source.path)
+    return ListedConfig(id=config.model_name, path=source.path, listed_at=at, file=file, config=config)
 
 
 def _equal_ids(named: Sequence[ListedConfig]) -> Iterator[str]:

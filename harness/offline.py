@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import ValidationError
 
-from harness.asking import REJECTIONS
-from harness.backends.base import BackendInfo
-from harness.backends.vllm_offline import VllmOfflineBackend
+from harness.backends.offline_engine import given_engine
 from harness.config import ModelConfig
-from harness.errors import ConfigError, CountersUnavailable, InfrastructureError, RequestsFailed
-from harness.gates.threshold import Gate, Verdict, judge_acceptance, judge_accuracy, judge_errors, overall
-from harness.metrics import Acceptance, Counters, acceptance, difference
-from harness.records import ConfigRecord, EvalResult, now
-from harness.tally import Tally
-from harness.tasks.base import Task
-from harness.tasks.build import build_task
+from harness.config_lists import unlisted
+from harness.errors import ConfigError
+from harness.gates.threshold import Counts
+from harness.pipeline import evaluate
+from harness.records import ConfigRecord, EvalResult
+from harness.serving import RunOptions, Serving
 
 SETTINGS = (
     "accuracy_threshold",
@@ -67,20 +64,25 @@ def evaluate_offline(
     DataUnavailable where the questions cannot be had.
     """
     given = {"task": task, "num_questions": num_questions, "num_fewshot": num_fewshot, **settings}
-    config = _config(str(llm.model_config.model), given)
-    questions = build_task(config, folder=Path.cwd(), data_dir=Path(data_dir) if data_dir is not None else None)
-    backend = VllmOfflineBackend(llm, concurrency=config.max_concurrency, timeout=config.request_timeout_seconds)
-    record = ConfigRecord(Path(record_dir)) if record_dir is not None else None
-    evaluation = _Evaluation(config=config, task=questions, record=record)
-    try:
-        fault = _finish(evaluation.run(backend))
-        result = evaluation.result(fault)
-        if record is not None:
-            record.write_result(result)
-    finally:
-        if record is not None:
-            record.close()
-    return result
+    engine = given_engine(llm)
+    config = _config(engine.model, given)
+    options = RunOptions(data_dir=Path(data_dir) if data_dir is not None else None)
+    with ExitStack() as stack:
+        if record_dir is None:
+            record_dir = stack.enter_context(TemporaryDirectory(prefix="accuracy-gate-"))
+        record = ConfigRecord(Path(record_dir))
+        serving = Serving(config, record.server_log, options, given=engine)
+        return _beside_a_loop(lambda: evaluate(unlisted(config), record, options, Silent(), serving))
+
+
+class Silent:
+    """A progress that says nothing."""
+
+    def stage(self, text: str) -> None: ...
+
+    def answered(self, counts: Counts, total: int) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def _config(model: str, given: dict[str, Any]) -> ModelConfig:
@@ -94,113 +96,11 @@ def _config(model: str, given: dict[str, Any]) -> ModelConfig:
         raise ConfigError(*faults) from error
 
 
-def _finish(asking: Coroutine[Any, Any, InfrastructureError | None]) -> InfrastructureError | None:
-    """Run to the end, beside the event loop that a notebook has already."""
+def _beside_a_loop(work: Callable[[], EvalResult]) -> EvalResult:
+    """Run to the end, also under the event loop that a notebook has already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(asking)
+        return work()
     with ThreadPoolExecutor(1) as beside:
-        return beside.submit(asyncio.run, asking).result()
-
-
-def _described(info: BackendInfo | None) -> dict[str, Any]:
-    if info is None:
-        return {}
-    return {"engine": info.engine, "version": info.version, "model": info.model, **info.details}
-
-
-@dataclass(kw_only=True)
-class _Evaluation:
-    """One evaluation under way; what it has learnt so far survives a fault."""
-
-    config: ModelConfig
-    task: Task
-    record: ConfigRecord | None
-    tally: Tally = field(default_factory=Tally)
-    started: str = field(default_factory=now)
-    info: BackendInfo | None = None
-    counters: Counters | None = None
-    counters_fault: str = "the counters were not read"
-
-    async def run(self, backend: VllmOfflineBackend) -> InfrastructureError | None:
-        """Ask everything; return the outage that ended it, if one did."""
-        try:
-            async with backend:
-                self.info = await backend.describe()
-                await backend.check_context(self.task.requests, self.info)
-                before = await self._read_counters(backend)
-                await self._ask(backend)
-                after = await self._read_counters(backend)
-                self.counters = difference(before, after) if before is not None and after is not None else None
-        except InfrastructureError as error:
-            return error
-        return None
-
-    async def _ask(self, backend: VllmOfflineBackend) -> None:
-        total = len(self.task.requests)
-        self.tally.start()
-        try:
-            async with aclosing(backend.run(self.task.requests)) as answers:
-                async for index, response in answers:
-                    sample = self.task.score(index, response)
-                    if self.record is not None:
-                        self.record.append(sample)
-                    self.tally.add(sample)
-                    if sample.error is not None and self.tally.same_rejection == min(REJECTIONS, total):
-                        why = sample.error["detail"]
-                        raise RequestsFailed(f"the first {REJECTIONS} of {total} requests were all rejected: {why}")
-        finally:
-            self.tally.stop()
-
-    async def _read_counters(self, backend: VllmOfflineBackend) -> Counters | None:
-        try:
-            return await backend.counters()
-        except CountersUnavailable as error:
-            self.counters_fault = str(error)
-            return None
-
-    def result(self, fault: InfrastructureError | None) -> EvalResult:
-        """Judge what was measured, or name the outage."""
-        config, tally = self.config, self.tally
-        gates, accepted = self._judge() if fault is None else ((), None)
-        verdict = overall(gates) if fault is None else Verdict.INFRASTRUCTURE
-        deciding = "; ".join(gate.message for gate in gates if gate.verdict is verdict)
-        return EvalResult(
-            config_id=config.model_name,
-            model_name=config.model_name,
-            task=self.task.describe(),
-            verdict=verdict,
-            reason=deciding if fault is None else str(fault),
-            counts=tally.counts,
-            threshold=config.accuracy_threshold,
-            tolerance=config.tolerance,
-            floor=float(config.floor),
-            correct_by_scorer=tally.correct_by_scorer,
-            gates=gates,
-            timings=tally.timings(),
-            output_tokens=tally.output_tokens,
-            acceptance=accepted,
-            server=_described(self.info),
-            started=self.started,
-            finished=now(),
-        )
-
-    def _judge(self) -> tuple[tuple[Gate, ...], Acceptance | None]:
-        config, counts = self.config, self.tally.counts
-        gates = [judge_errors(counts, max_error_rate=config.max_error_rate)]
-        if gates[0].verdict is Verdict.PASS:
-            gates.append(judge_accuracy(counts, threshold=config.accuracy_threshold, tolerance=config.tolerance))
-        minimum = config.min_acceptance_length
-        try:
-            if self.counters is None:
-                raise CountersUnavailable(self.counters_fault)
-            accepted = acceptance(self.counters)
-        except CountersUnavailable as error:
-            if minimum is not None:
-                unread = Verdict.INFRASTRUCTURE
-                gates.append(Gate(name="acceptance length", verdict=unread, message=str(error), required=minimum))
-            return tuple(gates), None
-        if minimum is not None:
-            gates.append(judge_acceptance(accepted.length if accepted else None, minimum=minimum))
-        return tuple(gates), accepted
+        return beside.submit(work).result()

@@ -49,7 +49,10 @@ class RunOptions:
 class Serving:
     """A context manager whose server is started by the first `engine()` and stopped when the context is left."""
 
-    def __init__(self, config: ModelConfig, log_path: Path, options: RunOptions) -> None:
+    def __init__(
+        self, config: ModelConfig, log_path: Path, options: RunOptions, *, given: Engine | None = None
+    ) -> None:
+        """`given` is an engine that somebody else started and will end."""
         self.rpc_gates: tuple[Gate, ...] = ()
         self.kept: str | None = None
         """How to reach and stop the server that was left running; holds its key, so it belongs on a terminal alone."""
@@ -62,6 +65,7 @@ class Serving:
         self._deadline = float("inf")
         self._engine: Engine | None = None
         self._fault: InfrastructureError | None = None
+        self._given = given
         self._stack = ExitStack()
 
     def __enter__(self) -> Serving:
@@ -100,7 +104,7 @@ class Serving:
 
         Raises ServerError where a process is left that even SIGKILL did not end.
         """
-        if self._engine is None or self._options.base_url is not None:
+        if self._engine is None or self._given is not None or self._options.base_url is not None:
             return
         began = time.perf_counter()
         server = self._engine if isinstance(self._engine, Endpoint) else None
@@ -125,6 +129,8 @@ class Serving:
         config, options = self._config, self._options
         if config.max_seconds is not None:
             self._deadline = time.monotonic() + config.max_seconds
+        if self._given is not None:
+            return self._given
         if options.base_url is not None:
             root = root_url(options.base_url)
             described: dict[str, Any] = {"base_url": root, "started_by": "somebody else", "revision": revision(config)}

@@ -15,15 +15,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.backends.server import ServerBackend, root_url
-from harness.config import ConfigFile, ModelConfig
-from harness.config_lists import ListedConfig
-from harness.errors import ConfigError, Position, ServerError
+from harness.config import ModelConfig
+from harness.config_lists import unlisted
+from harness.errors import ConfigError, ServerError
 from harness.gates.threshold import Verdict
 from harness.pipeline import evaluate, raise_for_verdict
 from harness.records import ConfigRecord, EvalResult, write_json
 from harness.reports.terminal import LiveLine
 from harness.serving import RunOptions
-from harness.yaml_source import YamlSource
 
 API_KEY_VARIABLES = ("ACCURACY_GATE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
 
@@ -69,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save_samples is not None and (arguments.save_samples / "samples.jsonl").exists():
         raise ConfigError(f"--save-samples {arguments.save_samples}: holds samples of another run")
     config = _config(arguments, arguments.model or asyncio.run(only_model(root, key)))
-    entry = _listed(config)
+    entry = unlisted(config)
     options = RunOptions(base_url=root, api_key=key, data_dir=arguments.data_dir)
     with tempfile.TemporaryDirectory(prefix="accuracy-gate-") as scratch:
         record = ConfigRecord(arguments.save_samples or Path(scratch))
@@ -81,13 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(arguments.save_results, figures)
     _print(figures)
     return 0
-
-
-def _listed(config: ModelConfig) -> ListedConfig:
-    source = YamlSource(path=Path.cwd() / "eval", data={}, positions={}, texts={})
-    file = ConfigFile(source=source, raw={}, config=config)
-    at = Position(path=source.path)
-    return ListedConfig(id=config.model_name, path=source.path, listed_at=at, file=file, config=config)
 
 
 def api_key() -> str | None:

@@ -92,6 +92,7 @@ def test_circumstances_may_differ() -> None:
     """Another engine version or other server arguments are what one wants to compare."""
     other = result(server={"version": "0.33.0", "revision": "r1", "command": ["vllm", "--quantization", "fp8"]})
     require_same(binding(result()), binding(other))
+    assert baseline_of(other, [samples(True)]).circumstances["engine_version"] == "0.33.0"
 
 
 def test_adding_a_run_of_something_else_is_refused() -> None:
