@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -13,6 +12,14 @@ QUESTIONS = 1319
 TOKENS = 12_000
 REPLY = "so we add one more to it, and then " * (TOKENS * 4 // 35) + "\n#### 7"
 LIMIT_MB = 300
+# Linux counts the memory of whoever started a process as that process's own until it has more: a test runner may be
+# larger than the limit, so that a small process stands between.
+MEASURE = """
+import os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(os.waitstatus_to_exitcode(status), usage.ru_maxrss // 1024)
+"""
 
 
 def test_memory_stays_small_with_long_replies(mini_suite) -> None:
@@ -25,10 +32,14 @@ def test_memory_stays_small_with_long_replies(mini_suite) -> None:
     reply = completion(REPLY, tokens=TOKENS)
     with loopback_server(lambda body, n: reply) as loopback:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--config-list-file=models-small.txt"]
-        process = subprocess.Popen([*command, f"--base-url={loopback.base_url}"])
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
+        measured = subprocess.run(
+            [sys.executable, "-c", MEASURE, *command, f"--base-url={loopback.base_url}"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    exit_code, megabytes = map(int, measured.stdout.split())
+    assert exit_code == 0
     stored = mini_suite.result("A")
     assert (stored["counts"]["correct"], stored["output_tokens"]) == (QUESTIONS, QUESTIONS * TOKENS)
-    assert usage.ru_maxrss / 1024 < LIMIT_MB, f"{usage.ru_maxrss / 1024:.0f} MB"
+    assert megabytes < LIMIT_MB
