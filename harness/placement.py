@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from harness.config_lists import ListedConfig
 from harness.errors import ConfigError
 from harness.gpu_tools import discover
-from harness.gpus import Gpu, target_gpus
+from harness.gpus import Gpu, Inventory, target_gpus
 from harness.parallelism import read_parallelism
 from harness.platforms import Platform, PlatformKind, current_platform, skip_reason
 from harness.servers.vllm import is_cpu_build
@@ -51,13 +51,13 @@ class Placement:
         return "; ".join((f"needs {config.gpus} GPUs, {len(self.gpus)} here", *self.faults))
 
 
-def find_placement(option: str | None, *, serve_command: str | None) -> Placement:
-    """Look at this machine; `option` is --gpus.
+def find_placement(option: str | None, *, serve_command: str | None, found: Inventory | None = None) -> Placement:
+    """Look at this machine as a server started so would use it; `option` is --gpus, `found` its GPUs where known.
 
     Where a template starts servers and no GPU is seen, they may run anywhere, so that none is counted. Raises
     ConfigError for GPUs that are not there.
     """
-    found = discover()
+    found = discover() if found is None else found
     cpu = serve_command is None and is_cpu_build()
     platform = current_platform(os.environ, found.gpus, cpu_build=cpu)
     if platform.kind.counts_gpus:

@@ -12,6 +12,7 @@ from harness.backends.server import root_url
 from harness.config import BackendName
 from harness.config_lists import ListedConfig, find_list, load_lists
 from harness.errors import AccuracyGateError, ConfigError
+from harness.gpu_tools import discover
 from harness.placement import Placement, find_placement
 from harness.records import Row, RunRecord, environment, now
 from harness.servers.embedded_model import check_embedded, is_embedded
@@ -31,7 +32,8 @@ class Suite:
     lists: tuple[Path, ...]
     listed: tuple[ListedConfig, ...]
     options: RunOptions
-    placement: Placement
+    placements: tuple[Placement, ...] = ()
+    """This machine, once as our own vLLM uses it and once as what `serve_command` starts does, where both are used."""
 
 
 def prepare(lists: Sequence[str], *, suite_root: Path, cwd: Path, options: RunOptions, starting: bool) -> Suite:
@@ -41,11 +43,10 @@ def prepare(lists: Sequence[str], *, suite_root: Path, cwd: Path, options: RunOp
     """
     paths = tuple(find_list(name, suite_root=suite_root, cwd=cwd) for name in lists or [DEFAULT_LIST])
     listed = load_lists(paths)
-    placement = Placement()
+    placements: tuple[Placement, ...] = ()
     if starting and options.base_url is None:
-        placement = find_placement(options.gpu_choice, serve_command=options.serve_command)
-        listed = tuple(placement.place(entry) for entry in listed)
-        options = replace(options, gpus=placement.gpus)
+        listed, placements = _place(listed, options)
+        options = replace(options, gpus=max((p.gpus for p in placements), key=len, default=()))
     if options.base_url is not None:
         try:
             root_url(options.base_url)
@@ -54,7 +55,23 @@ def prepare(lists: Sequence[str], *, suite_root: Path, cwd: Path, options: RunOp
     faults = [fault for entry in listed for fault in _faults(entry, options, starting=starting)]
     if faults:
         raise ConfigError(*dict.fromkeys(faults))
-    return Suite(lists=paths, listed=listed, options=options, placement=placement)
+    return Suite(lists=paths, listed=listed, options=options, placements=placements)
+
+
+def _place(
+    listed: Sequence[ListedConfig], options: RunOptions
+) -> tuple[tuple[ListedConfig, ...], tuple[Placement, ...]]:
+    """Put each config where it runs: our own vLLM may be its CPU build, which leaves the GPUs to other builds."""
+    found = discover()
+    placements: dict[bool, Placement] = {}
+    placed: list[ListedConfig] = []
+    for entry in listed:
+        template = entry.config.serve_command or options.serve_command
+        own = template is None
+        if own not in placements:
+            placements[own] = find_placement(options.gpu_choice, serve_command=template, found=found)
+        placed.append(placements[own].place(entry))
+    return tuple(placed), tuple(placements.values())
 
 
 def _faults(entry: ListedConfig, options: RunOptions, *, starting: bool) -> Sequence[str]:
@@ -90,8 +107,8 @@ class RunInfo:
             "lists": [str(path) for path in suite.lists],
             "listed": [entry.id for entry in suite.listed],
             "environment": environment(),
-            "platform": str(suite.placement.platform) if suite.placement.platform else "unknown",
-            "gpus": [asdict(gpu) for gpu in suite.placement.gpus],
+            "platform": ", ".join(sorted({str(p.platform) for p in suite.placements})) or "unknown",
+            "gpus": [asdict(gpu) for gpu in suite.options.gpus],
         }
         record.write_run(self._info)
 
