@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-from harness.backends.base import BackendInfo, GenerateRequest, Response
+from harness.backends.base import Backend, BackendInfo, GenerateRequest
 from harness.backends.server import ServerBackend
 from harness.config import ModelConfig, Scorer
 from harness.gates.threshold import Gate
@@ -14,16 +14,8 @@ from harness.metrics import Counters
 from harness.servers.rpc_checks import run_rpc_checks
 
 
-class CountingBackend(Protocol):
+class CountingBackend(Backend, Protocol):
     """A backend that also counts what its engine does, and knows the length of its context."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *exc_info: object) -> None: ...
-
-    def run(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[tuple[int, Response], None]: ...
-
-    async def describe(self) -> BackendInfo: ...
 
     async def check_context(self, requests: Sequence[GenerateRequest], info: BackendInfo) -> None: ...
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from harness.backends.base import ChatMessage, Failure, GenerateRequest, Response, Sampling
+from harness.backends.base import ChatMessage, Failure, GenerateRequest, Response
 from harness.config import ModelConfig, Scorer
 from harness.errors import ConfigError
 from harness.jsonl import Row
 from harness.tasks.answers import Grade, grade
 from harness.tasks.base import Sample, Status
+from harness.tasks.sampling import sampling_facts, sampling_of
 
 LINE_START_STOP = ("\nQuestion:",)
 """A bare "Question" empties a right reply that begins with "Questions Mark completed", as test row 138's own does."""
@@ -63,19 +64,9 @@ class WordProblems:
             return VLLM_STOP
         return () if self.config.use_chat_completions else LINE_START_STOP
 
-    def _sampling(self) -> Sampling:
-        config = self.config
-        return Sampling(
-            max_tokens=config.max_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            seed=config.seed,
-            stop=self.stop,
-        )
-
     def _request(self, question: str) -> GenerateRequest:
-        config, sampling = self.config, self._sampling()
+        config = self.config
+        sampling = sampling_of(config, stop=self.stop)
         prompt = fewshot_prompt(question, self.exemplars, config.gen_prefix)
         if not config.use_chat_completions:
             return GenerateRequest(prompt=prompt, sampling=sampling)
@@ -140,21 +131,9 @@ class WordProblems:
             "gen_prefix": self.config.gen_prefix,
             "max_concurrency": self.config.max_concurrency,
             "scorer": self.config.scorer.value,
-            "sampling": self._sampling_facts(),
+            "sampling": sampling_facts(self.config, stop=self.stop, chat=self.config.use_chat_completions),
             "prompts_sha256": prompts,
             "questions_sha256": digest("\0".join(f"{p.question}\0{p.answer}" for p in self.problems)),
-        }
-
-    def _sampling_facts(self) -> dict[str, Any]:
-        """How the questions are asked, as a baseline is bound to it."""
-        config = self.config
-        return {
-            **asdict(self._sampling()),
-            "stop": list(self.stop),
-            "chat": config.use_chat_completions,
-            "fewshot_as_multiturn": config.fewshot_as_multiturn,
-            "reasoning_effort": config.reasoning_effort,
-            "chat_template_kwargs": config.chat_template_kwargs,
         }
 
 

@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import ChatMessage, Failure, GenerateRequest, Response, Sampling
+from harness.backends.base import ChatMessage, Failure, GenerateRequest, Response
 from harness.config import ModelConfig
 from harness.jsonl import JsonNumber, parse_record, read_rows
 from harness.tasks.base import Sample, Status
 from harness.tasks.checks import Check, answer_part, nearest, read_check, read_text_value
 from harness.tasks.gsm8k import digest, failed_sample
+from harness.tasks.sampling import sampling_facts, sampling_of
 
 KEYS = ("prompt", "check", "system", "max_tokens")
 
@@ -83,14 +84,7 @@ class Checks:
 
     def _request(self, row: CheckRow) -> GenerateRequest:
         config = self.config
-        sampling = Sampling(
-            max_tokens=row.max_tokens or config.max_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=config.top_k,
-            seed=config.seed,
-            stop=tuple(config.stop or ()),
-        )
+        sampling = sampling_of(config, stop=config.stop or (), max_tokens=row.max_tokens)
         return GenerateRequest(
             prompt=row.messages,
             sampling=sampling,
@@ -134,9 +128,9 @@ class Checks:
             "questions": len(self.problems),
             "fewshot": 0,
             "scorer": "check",
-            "stop": list(self.config.stop or ()),
+            "sampling": sampling_facts(self.config, stop=self.config.stop or (), chat=True),
             "prompts_sha256": _sha256(digest(request.prompt) for request in self.requests),
-            "checks_sha256": _sha256(row.check.written for row in self.problems),
+            "questions_sha256": _sha256(f"{row.check.written}\0{row.max_tokens}" for row in self.problems),
         }
 
 

@@ -11,10 +11,12 @@ import pytest
 
 from harness.baselines import Baseline, KeptAnswer, baseline_of, binding_of, load, require_same, save
 from harness.calibrate_command import with_values
+from harness.config import ModelConfig
 from harness.errors import BaselineMismatch, ConfigError
 from harness.gates.history import QuestionHistory
 from harness.gates.threshold import Counts, Verdict
 from harness.records import EvalResult
+from harness.tasks.build import build_task
 
 TASK = {
     "name": "gsm8k",
@@ -86,6 +88,14 @@ def test_a_run_of_something_else_is_refused_with_what_differs(key: str, change: 
     """Model, revision, questions, prompts, sampling or grader: whatever differs is named with both values."""
     with pytest.raises(BaselineMismatch, match=f"{key}: .* in the baseline, .* here"):
         require_same(binding(result()), binding(result(**{"server": {"revision": "r1"}, **change})))
+
+
+@pytest.mark.parametrize("task", ["gsm8k", "smoke", "checks"])
+def test_every_task_can_be_bound(gsm8k_dir: Path, task: str) -> None:
+    """Whatever a config may ask says what a baseline must be bound to."""
+    config = ModelConfig(model_name="m", accuracy_threshold=0.5, task=task)
+    described = build_task(config, folder=gsm8k_dir, data_dir=gsm8k_dir).describe()
+    assert binding_of("m", "r1", described)["sampling"]["max_tokens"] == 256
 
 
 def test_circumstances_may_differ() -> None:

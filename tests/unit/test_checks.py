@@ -366,5 +366,5 @@ def test_a_changed_check_changes_the_tasks_digest(tmp_path: Path) -> None:
     """Two runs over the same prompts with other checks are told apart."""
     one, other = (task(tmp_path, {"number": n}).describe() for n in (1, 2))
     assert one["prompts_sha256"] == other["prompts_sha256"]
-    assert one["checks_sha256"] != other["checks_sha256"]
+    assert one["questions_sha256"] != other["questions_sha256"]
     assert (one["name"], one["questions"], one["scorer"]) == ("t", 1, "check")
