@@ -11,6 +11,7 @@ from harness.backends.llm_arguments import check_offline
 from harness.backends.server import root_url
 from harness.config import BackendName
 from harness.config_lists import ListedConfig, find_list, load_lists
+from harness.config_types import check_serve_command
 from harness.errors import AccuracyGateError, ConfigError
 from harness.gpu_tools import discover
 from harness.placement import Placement, find_placement
@@ -43,19 +44,28 @@ def prepare(lists: Sequence[str], *, suite_root: Path, cwd: Path, options: RunOp
     """
     paths = tuple(find_list(name, suite_root=suite_root, cwd=cwd) for name in lists or [DEFAULT_LIST])
     listed = load_lists(paths)
+    _check_options(options)
     placements: tuple[Placement, ...] = ()
     if starting and options.base_url is None:
         listed, placements = _place(listed, options)
         options = replace(options, gpus=max((p.gpus for p in placements), key=len, default=()))
-    if options.base_url is not None:
-        try:
-            root_url(options.base_url)
-        except ValueError as error:
-            raise ConfigError(f"--base-url: {error}") from error
     faults = [fault for entry in listed for fault in _faults(entry, options, starting=starting)]
     if faults:
         raise ConfigError(*dict.fromkeys(faults))
     return Suite(lists=paths, listed=listed, options=options, placements=placements)
+
+
+def _check_options(options: RunOptions) -> None:
+    try:
+        if options.base_url is not None:
+            root_url(options.base_url)
+    except ValueError as error:
+        raise ConfigError(f"--base-url: {error}") from error
+    try:
+        if options.serve_command is not None:
+            check_serve_command(options.serve_command)
+    except ValueError as error:
+        raise ConfigError(f"--serve-command: {error}") from error
 
 
 def _place(

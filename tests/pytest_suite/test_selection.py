@@ -65,6 +65,10 @@ WRONG = {
     "a config that is missing": (["--config-list-file=missing.txt"], "missing.txt:1:1: gone.yaml: no such file"),
     "an empty list": (["--config-list-file=empty.txt"], "empty.txt: this list names no config"),
     "a base url that is none": (["--config-list-file=models-small.txt", "--base-url=ftp://x"], "--base-url: 'ftp://x'"),
+    "a server command without a port": (
+        ["--config-list-file=models-small.txt", "--serve-command=vllm serve {model} {args}"],
+        "--serve-command: must hold {port}",
+    ),
     "a results folder that is a file": (
         ["--config-list-file=models-small.txt", "--base-url=http://127.0.0.1:9", "--results-dir=pyproject.toml"],
         "pyproject.toml: cannot be written: Not a directory",
