@@ -7,11 +7,8 @@ from collections.abc import Callable
 from statistics import NormalDist
 
 NORMAL = NormalDist()
-USUAL_NOISE = 0.134
-"""Run-to-run deviation of the accuracy times sqrt(questions), where it was not measured: 0.0037 at 1,319 questions."""
 NOISE_MULTIPLE = 3.5
 """How many run-to-run deviations a tolerance must hold to be red by chance about once in a thousand runs."""
-LARGEST_USEFUL_TOLERANCE = 0.03
 
 
 def binomial_tail(at_most: int, n: int, share: float) -> float:
@@ -62,25 +59,6 @@ def drop_seen_by_pairing(
     """
     spread = deviation * math.sqrt(1 / runs + 1 / repeats)
     return max(margin, NORMAL.inv_cdf(1 - alpha) * spread) + NORMAL.inv_cdf(power) * spread
-
-
-def tolerance_warnings(*, tolerance: float, questions: int, deviation: float | None = None) -> list[str]:
-    """Say where a tolerance goes red by chance, or lets too much pass; `deviation` is measured from run to run."""
-    noise = USUAL_NOISE / math.sqrt(questions) if deviation is None else deviation
-    source = "usual" if deviation is None else "measured"
-    found = []
-    if tolerance < NOISE_MULTIPLE * noise:
-        found.append(
-            f"tolerance {tolerance:g} is under the noise: {NOISE_MULTIPLE:g} times the {source} run-to-run deviation "
-            f"{noise:.4f} of {questions} questions is {NOISE_MULTIPLE * noise:.4f}; "
-            "ask more questions, or gate against a baseline"
-        )
-    if tolerance > LARGEST_USEFUL_TOLERANCE:
-        found.append(
-            f"tolerance {tolerance:g} lets {math.floor(tolerance * questions)} of {questions} answers break unnoticed; "
-            "`accuracy-gate calibrate` measures how small it can be"
-        )
-    return found
 
 
 def _binomial_term(x: int, n: int, share: float) -> float:

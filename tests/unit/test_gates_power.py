@@ -13,7 +13,6 @@ from harness.gates.power import (
     drop_seen_by_floor,
     drop_seen_by_pairing,
     smallest_drop,
-    tolerance_warnings,
 )
 
 
@@ -76,24 +75,3 @@ def test_drop_seen_by_pairing_agrees_with_statsmodels(runs: int, repeats: int) -
 def test_margin_is_the_least_that_pairing_shows() -> None:
     """Without noise every loss beyond the margin shows, and none below it."""
     assert drop_seen_by_pairing(0.0, runs=5, repeats=3, margin=0.005) == 0.005
-
-
-WARNED = [
-    pytest.param(0.08, 1319, None, ["105 of 1319"], id="vllm-default"),
-    pytest.param(0.02, 1319, None, [], id="useful"),
-    pytest.param(0.01, 1319, None, ["under the noise"], id="too-tight"),
-    pytest.param(0.01, 1319, 0.0023, [], id="tight-but-measured"),
-    pytest.param(0.08, 20, None, ["under the noise", "1 of 20"], id="few-questions"),
-    pytest.param(0.03, 1319, None, [], id="three-points"),
-]
-
-
-@pytest.mark.parametrize(("tolerance", "questions", "deviation", "expected"), WARNED)
-def test_tolerances_are_warned_of(
-    tolerance: float, questions: int, deviation: float | None, expected: list[str]
-) -> None:
-    """Under the noise, over three points, or both: each is said once, with the figure."""
-    found = tolerance_warnings(tolerance=tolerance, questions=questions, deviation=deviation)
-    assert len(found) == len(expected)
-    for part, warning in zip(expected, found, strict=True):
-        assert part in warning

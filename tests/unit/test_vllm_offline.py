@@ -478,7 +478,8 @@ def test_what_only_a_server_can_do_is_refused(keys: dict[str, Any], says: str) -
 )
 def test_other_configs_can_be_asked_offline(server_args: str) -> None:
     """Flags of the HTTP side are no obstacle, nor is a reasoning parser where no conversation is asked."""
-    check_offline(ModelConfig(model_name="m", accuracy_threshold=0.5, server_args=server_args))
+    config = ModelConfig(model_name="m", accuracy_threshold=0.5, server_args=server_args)
+    assert check_offline(config) is None
 
 
 def test_an_llm_is_evaluated_as_it_is(tmp_path: Path) -> None:
