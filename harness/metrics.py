@@ -27,6 +27,13 @@ OFFLOAD_STORES = ("vllm:kv_offload_store_bytes", "vllm:simple_kv_offload_save_ou
 PREEMPTIONS = "vllm:num_preemptions"
 KV_CACHE_USE = "vllm:kv_cache_usage_perc"
 SGLANG_LENGTH = "sglang:spec_accept_length"
+SGLANG_FINISHED = "sglang:num_requests"
+SGLANG_CACHE_USE = "sglang:token_usage"
+PROMPT_TOKENS, GENERATION_TOKENS, CACHED_TOKENS = (
+    "sglang:prompt_tokens",
+    "sglang:generation_tokens",
+    "sglang:cached_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +47,7 @@ class Counters:
     kv_cache_use: float | None = None
     """A gauge, 0 to 1: the fullest engine's share at this moment."""
     sglang_length: float | None = None
-    """A gauge: SGLang's own acceptance length, over its last requests; it has no counters."""
+    """A gauge: SGLang's own acceptance length, over its last steps; it has no counters."""
 
     @property
     def finished(self) -> float:
@@ -57,8 +64,10 @@ _SUMMED = frozenset(
     {
         *(DRAFTS, DRAFT_TOKENS, ACCEPTED, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS),
         *(EXTERNAL_QUERIES, EXTERNAL_HITS, *OFFLOAD_STORES),
+        *(PROMPT_TOKENS, GENERATION_TOKENS, CACHED_TOKENS),
     }
 )
+_GAUGES = frozenset({KV_CACHE_USE, SGLANG_CACHE_USE, SGLANG_LENGTH})
 
 
 def read_counters(text: str) -> Counters:
@@ -84,15 +93,20 @@ def read_counters(text: str) -> Counters:
                 elif name == SUCCESSES:
                     reason = sample.labels.get("finished_reason", "unknown")
                     by_reason[reason] = by_reason.get(reason, 0.0) + _number(sample.name, sample.value)
-                elif sample.name in {KV_CACHE_USE, SGLANG_LENGTH}:
+                elif name == SGLANG_FINISHED:
+                    by_reason["unknown"] = by_reason.get("unknown", 0.0) + _number(sample.name, sample.value)
+                elif sample.name in _GAUGES:
                     gauges[sample.name] = max(gauges.get(sample.name, 0.0), _number(sample.name, sample.value))
     except (ValueError, KeyError) as error:
         raise CountersUnavailable(f"/metrics is no Prometheus text: {error}; it begins {text[:80]!r}") from error
+    if PROMPT_TOKENS in totals:
+        # SGLang looks up every prompt token, and tells of those found only once there are any.
+        totals.update({PREFIX_QUERIES: totals[PROMPT_TOKENS], PREFIX_HITS: totals.get(CACHED_TOKENS, 0.0)})
     return Counters(
         totals=totals,
         by_position=by_position,
         by_finish_reason=by_reason,
-        kv_cache_use=gauges.get(KV_CACHE_USE),
+        kv_cache_use=gauges.get(KV_CACHE_USE, gauges.get(SGLANG_CACHE_USE)),
         sglang_length=gauges.get(SGLANG_LENGTH),
     )
 
@@ -129,10 +143,9 @@ def _minus(after: Mapping[K, float], before: Mapping[K, float]) -> dict[K, float
 class Acceptance:
     """Speculative decoding over one evaluation."""
 
-    drafts: int | None
-    """None, as the two below, where the server has no counters but a gauge of its own (SGLang)."""
+    drafts: int
     draft_tokens: int | None
-    accepted_tokens: int | None
+    accepted_tokens: int
     length: float
     """1 + accepted tokens / drafts: tokens a target-model step yields on average."""
     rate_by_position: tuple[float, ...]
@@ -146,7 +159,7 @@ def acceptance(delta: Counters) -> Acceptance | None:
     the sum over positions where the server reports positions.
     """
     if DRAFTS not in delta.totals and delta.sglang_length is not None:
-        return _of_gauge(delta.sglang_length)
+        raise CountersUnavailable(_of_gauge(delta.sglang_length))
     missing = [name for name in (DRAFTS, ACCEPTED) if name not in delta.totals]
     if missing:
         raise CountersUnavailable(
@@ -171,8 +184,9 @@ def acceptance(delta: Counters) -> Acceptance | None:
     )
 
 
-def _of_gauge(length: float) -> Acceptance | None:
-    """SGLang's gauge is 0 where nothing is drafted."""
-    if length == 0:
-        return None
-    return Acceptance(drafts=None, draft_tokens=None, accepted_tokens=None, length=length, rate_by_position=())
+def _of_gauge(length: float) -> str:
+    told = "shows no speculative decoding" if length == 0 else f"stood at {length:.2f} over its last steps"
+    return (
+        f"SGLang counts no drafts: its gauge {SGLANG_LENGTH} {told}, which says nothing of the evaluation as a whole: "
+        "leave out min_acceptance_length, or use backend vllm"
+    )

@@ -184,3 +184,29 @@ def _check(found: Parallelism, said: Mapping[str, str]) -> None:
         raise ValueError(f"{said['nodes']}: must divide the {found.gpus} GPUs that the parallel sizes ask for")
     if found.node_rank >= found.nodes > 1:
         raise ValueError(f"{said['node_rank']}: must be below --nnodes, {found.nodes}")
+
+
+_SGLANG_SIZES = {
+    **dict.fromkeys(("--tp-size", "--tensor-parallel-size", "--tp"), "tensor"),
+    **dict.fromkeys(("--pp-size", "--pipeline-parallel-size", "--pp"), "pipeline"),
+    **dict.fromkeys(("--dp-size", "--data-parallel-size", "--dp"), "data"),
+    "--nnodes": "nodes",
+}
+
+
+def sglang_gpus_needed(arguments: Sequence[str]) -> int:
+    """Count the GPUs of this machine that arguments of SGLang's `launch_server` ask for.
+
+    Replicas of attention alone (--enable-dp-attention) live on the tensor ranks. Raises ValueError for a size that is
+    no whole number of at least 1.
+    """
+    sizes = dict.fromkeys(("tensor", "pipeline", "data", "nodes"), 1)
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        flag, equals, value = argument.partition("=")
+        if flag in _SGLANG_SIZES:
+            text = value if equals else following
+            if not text.isdecimal() or int(text) < 1:
+                raise ValueError(f"{flag} {text}: must be a whole number of at least 1")
+            sizes[_SGLANG_SIZES[flag]] = int(text)
+    data = 1 if "--enable-dp-attention" in arguments else sizes["data"]
+    return -(-sizes["tensor"] * sizes["pipeline"] * data // sizes["nodes"])

@@ -59,9 +59,13 @@ def loopback_server(
     health: int = 200,
     metrics: Callable[[int], Reply] = lambda asked: Reply(body="", status=404),
     models: Reply | None = None,
-    posts: Mapping[str, Reply] = MappingProxyType({}),
+    posts: Mapping[str, Reply | Callable[[dict[str, Any]], Reply]] = MappingProxyType({}),
+    gets: Mapping[str, Reply] = MappingProxyType({}),
 ) -> Iterator[LoopbackServer]:
-    """Serve until the block is left; `metrics` gets the number of questions asked so far, `posts` are other paths."""
+    """Serve until the block is left; `metrics` gets the number of questions asked so far.
+
+    `posts` and `gets` are other paths; a post may be answered by its body.
+    """
     seen = LoopbackServer(base_url="")
     lock = threading.Lock()
 
@@ -69,18 +73,19 @@ def loopback_server(
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            gets = {
+            usual = {
                 "/health": Reply(status=health),
                 "/version": Reply(body={"version": "9.9"}),
                 "/v1/models": models or Reply(body={"data": [{"id": model, "max_model_len": 4096}]}),
             }
             counted = self.path == "/metrics"
-            self.send(metrics(len(seen.requests)) if counted else gets.get(self.path, Reply(status=404)))
+            self.send(metrics(len(seen.requests)) if counted else {**usual, **gets}.get(self.path, Reply(status=404)))
 
         def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers["Content-Length"]))
             if not self.path.startswith("/v1/"):
-                self.send(posts.get(self.path, Reply(status=404)))
+                other = posts.get(self.path, Reply(status=404))
+                self.send(other if isinstance(other, Reply) else other(json.loads(raw)))
                 return
             with lock:
                 number = len(seen.requests)

@@ -45,9 +45,13 @@ def check_offline(config: ModelConfig) -> None:
     for flag, why in NOT_OFFLINE.items():
         if flag in names and (flag != "--reasoning-parser" or config.use_chat_completions):
             raise ConfigError(f"server_args: {flag} has no meaning for backend vllm-offline ({why}): use backend vllm")
-    if read_parallelism(config.arguments).data > 1:
+    replicas = read_parallelism(config.arguments).data
+    if replicas > 1:
+        # vLLM's LLM raises for it too, but only once it is made: its offline replicas are one process and one LLM
+        # each (VLLM_DP_RANK or torchrun), which must be given their shares and stepped together.
         raise ConfigError(
-            "server_args: data parallelism needs a server, one LLM is one replica: use backend vllm or "
+            f"server_args: data parallelism of {replicas} in one process is what vLLM's LLM refuses, for it takes a "
+            "process with an LLM of its own per replica: use backend vllm, whose server balances them, or "
             "--tensor-parallel-size"
         )
 

@@ -5,55 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import resource
-import time
 import warnings
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from harness.backends.base import BackendInfo, Failure, GenerateRequest, Json, Response
+from harness.backends.base import (
+    BackendInfo,
+    Failure,
+    GenerateRequest,
+    Json,
+    Request,
+    RequestKind,
+    Response,
+)
+from harness.backends.in_flight import answers
 from harness.backends.openai_http import body_of, error_message, excerpt, path_of, read_reply
-from harness.errors import CountersUnavailable, ServerDied, ServerError
+from harness.backends.posting import Posted, post
+from harness.backends.posting import RetryPolicy as RetryPolicy
+from harness.backends.posting import retry_after as retry_after
+from harness.backends.scoring_formats import PromptLogprobs, ScoringFormat
+from harness.backends.server_scoring import check_fit, score, shortened
+from harness.backends.server_tokens import Encoder, TokenService, encoder_for
+from harness.backends.tokens import ScoredPrompt
+from harness.errors import CountersUnavailable, ServerError
 from harness.metrics import Counters, read_counters
-
-RETRIED_STATUSES = frozenset({429, 502, 503, 504})
-PROBE_SECONDS = 0.5
-"""How often the server's process is looked at while it is asked: a death ends the run well inside 5 s."""
 
 RESERVED_FILES = 64
 """Open files for everything but connections."""
 LONGEST_CHECKED = 3
 """The longest prompts by characters, of which one is nearly always the longest by tokens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """How often and after what wait a request is sent again."""
-
-    tries: int = 3
-    first_wait: float = 0.5
-    """Seconds before the second try, doubled for each further one, jittered by half up and down."""
-    longest_wait: float = 60.0
-    """Seconds; also the most that a server's Retry-After is honoured for."""
-
-    def wait(self, attempt: int, retry_after: float | None) -> float:
-        """Seconds to wait after the given attempt (from 1)."""
-        backoff: float = self.first_wait * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
-        return min(self.longest_wait, max(backoff, retry_after or 0.0))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Retry:
-    """An attempt that failed in a way another may not."""
-
-    failure: Failure
-    after: float | None = None
 
 
 class ServerBackend:
@@ -70,10 +56,14 @@ class ServerBackend:
         death: Callable[[], str | None] = lambda: None,
         retry: RetryPolicy | None = None,
         name_model: bool = True,
+        scoring: ScoringFormat | None = None,
+        tokenizer: str | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         """`base_url` is the server's root, with or without `/v1`; `timeout` in seconds counts from when a request is
         sent; `death` says how the server's process ended, or None while it lives; without `name_model` completions
-        leave the model to the server, byte for byte as vLLM's script.
+        leave the model to the server, byte for byte as vLLM's script. `scoring` is vLLM's where None; `tokenizer`
+        is the folder or the hub's name of the model's, asked of the server where it is not here.
         """
         self.root = root_url(base_url)
         self.model = model
@@ -81,8 +71,16 @@ class ServerBackend:
         self.retry = retry or RetryPolicy()
         self._death = death
         self._name_model = name_model
+        self._scoring = scoring or PromptLogprobs()
+        self._tokenizer = tokenizer
+        self._trust_remote_code = trust_remote_code
+        self._found: Encoder | None = None
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(30.0, timeout))
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    @property
+    def kinds(self) -> frozenset[RequestKind]:
+        return frozenset(RequestKind)
 
     async def __aenter__(self) -> Self:
         # Not trust_env: a proxy variable would send loopback requests to the proxy.
@@ -92,84 +90,63 @@ class ServerBackend:
             headers=self._headers,
             trust_env=False,
         )
+        self._finding = asyncio.Lock()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._session.close()
 
-    async def run(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[tuple[int, Response], None]:
+    async def run(self, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Response], None]:
         """Yield `(index, response)` as each completes, at most `concurrency` under way.
 
-        Raises ServerDied when the server's process ends.
+        Raises ServerDied when the server's process ends, and ServerError where it cannot score what it must.
         """
-        done: asyncio.Queue[tuple[int, Response]] = asyncio.Queue()
-        todo = iter(enumerate(requests))
-        at_once = min(raise_file_limit(self.concurrency), len(requests))
-        workers = [asyncio.create_task(self._work(todo, done)) for _ in range(at_once)]
-        try:
-            for _ in requests:
-                yield await self._next(done, workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        at_once = raise_file_limit(self.concurrency)
+        async with aclosing(answers(requests, self._ask, concurrency=at_once, death=self._death)) as answered:
+            async for index, response in answered:
+                yield index, response
 
-    async def _work(
-        self, todo: Iterator[tuple[int, GenerateRequest]], done: asyncio.Queue[tuple[int, Response]]
-    ) -> None:
-        for index, request in todo:
-            await done.put((index, await self._ask(request)))
+    async def _ask(self, request: Request) -> Response:
+        if isinstance(request, GenerateRequest):
+            return await self._generate(request)
+        return await score(request, await self._encoder(), self._scoring, self._score)
 
-    async def _next(
-        self, done: asyncio.Queue[tuple[int, Response]], workers: Sequence[asyncio.Task[None]]
-    ) -> tuple[int, Response]:
-        """Wait for one response while watching the server and the workers."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                return await asyncio.wait_for(done.get(), PROBE_SECONDS)
-            if (how := self._death()) is not None:
-                raise ServerDied(how)
-            for worker in workers:
-                if worker.done() and not worker.cancelled() and (fault := worker.exception()) is not None:
-                    raise fault
-
-    async def _ask(self, request: GenerateRequest) -> Response:
-        url = self.root + "/v1" + path_of(request)
+    async def _generate(self, request: GenerateRequest) -> Response:
         body = body_of(request, self.model, name_model=self._name_model)
-        attempt = 1
-        while True:
-            outcome = await self._attempt(url, body, attempt)
-            if not isinstance(outcome, _Retry):
-                return outcome
-            if attempt >= self.retry.tries:
-                return outcome.failure
-            await asyncio.sleep(self.retry.wait(attempt, outcome.after))
-            attempt += 1
+        cut = 0
+        if may_be_cut(request):
+            shorter = await shortened(request, await self._encoder())
+            if isinstance(shorter, Failure):
+                return shorter
+            if shorter is not None:
+                body["prompt"], cut = list(shorter.tokens), shorter.cut
+        posted = await post(self._session, self.root + "/v1" + path_of(request), body, self.retry)
+        if isinstance(posted, Failure):
+            return posted
+        reply = read_reply(posted.raw, latency=posted.latency, attempts=posted.attempts)
+        return reply if isinstance(reply, Failure) or not cut else replace(reply, prompt_tokens_cut=cut)
 
-    async def _attempt(self, url: str, body: dict[str, object], attempt: int) -> Response | _Retry:
-        started = time.perf_counter()
-        try:
-            async with self._session.post(url, json=body) as reply:
-                raw = await reply.read()
-                latency = time.perf_counter() - started
-        except TimeoutError:
-            seconds = time.perf_counter() - started
-            return Failure(kind="timeout", detail=f"no reply within {seconds:.0f} s", attempts=attempt)
-        except (aiohttp.ClientError, OSError) as error:
-            detail = f"{type(error).__name__}: {error}"
-            return _Retry(failure=Failure(kind="connection", detail=detail, attempts=attempt))
-        if reply.status == 200:
-            return read_reply(raw, latency=latency, attempts=attempt)
-        rejected = 400 <= reply.status < 500 and reply.status not in RETRIED_STATUSES
-        failure = Failure(
-            kind="rejected" if rejected else "status",
-            detail=f"HTTP {reply.status}: {error_message(raw)}",
-            attempts=attempt,
-            status=reply.status,
-        )
-        if reply.status in RETRIED_STATUSES:
-            return _Retry(failure=failure, after=retry_after(reply.headers.get("Retry-After")))
-        return failure
+    async def _score(self, prompts: Sequence[ScoredPrompt]) -> Posted | Failure:
+        body = self._scoring.body(self.model, prompts)
+        return await post(self._session, self.root + self._scoring.path, body, self.retry)
+
+    async def _encoder(self) -> Encoder:
+        """Find the tokenizer, once and only where a request needs one."""
+        async with self._finding:
+            if self._found is None:
+                service = TokenService(session=self._session, root=self.root, model=self.model, retry=self.retry)
+                self._found = await encoder_for(
+                    service,
+                    self._tokenizer,
+                    trust_remote_code=self._trust_remote_code,
+                    max_model_len=self._context(await self.models()),
+                )
+            return self._found
+
+    def _context(self, models: Sequence[Mapping[str, Json]]) -> int | None:
+        """Find how long our model's texts may be, in what the server says it serves."""
+        length = next((entry.get("max_model_len") for entry in models if entry.get("id") == self.model), None)
+        return length if isinstance(length, int) else None
 
     async def describe(self) -> BackendInfo:
         """Ask the server who it is; what it does not tell is "unknown".
@@ -204,17 +181,20 @@ class ServerBackend:
         except (ValueError, LookupError, TypeError) as error:
             raise ServerError(f"GET {url}: not a list of models: {excerpt(raw)}") from error
 
-    async def check_context(self, requests: Sequence[GenerateRequest], info: BackendInfo) -> None:
-        """Check that the longest prompts leave room for `max_tokens` in the server's context.
+    async def check_context(self, requests: Sequence[Request], info: BackendInfo) -> None:
+        """Check that the longest prompts leave room for `max_tokens`, and that what is scored fits.
 
-        Raises ServerError with the remedy. A server that does not tell its context or count tokens is not checked.
+        Raises ServerError with the remedy. A server that does not tell its context or count tokens is not checked for
+        prompts; those that may be cut are not either.
         """
-        listed: Mapping[str, Json] = next(
-            (entry for entry in info.details["models"] if entry.get("id") == self.model), {}
-        )
-        context = listed.get("max_model_len")
-        if not isinstance(context, int):
-            return
+        whole = [request for request in requests if isinstance(request, GenerateRequest) and not may_be_cut(request)]
+        context = self._context(info.details["models"])
+        if context is not None:
+            await self._check_room(whole, context)
+        if scored := [request for request in requests if not isinstance(request, GenerateRequest)]:
+            await check_fit(scored, await self._encoder())
+
+    async def _check_room(self, requests: Sequence[GenerateRequest], context: int) -> None:
         for request in sorted(requests, key=prompt_length)[-LONGEST_CHECKED:]:
             tokens = await self._count_tokens(request)
             if tokens is None:
@@ -264,6 +244,11 @@ def prompt_length(request: GenerateRequest) -> int:
     return len(prompt) if isinstance(prompt, str) else sum(len(message.content) for message in prompt)
 
 
+def may_be_cut(request: GenerateRequest) -> bool:
+    """Whether a prompt that is too long is cut; a conversation never is."""
+    return request.truncate_prompt and isinstance(request.prompt, str)
+
+
 def raise_file_limit(concurrency: int) -> int:
     """Raise the soft limit of open files to what so many connections need; return how many it allows.
 
@@ -298,14 +283,3 @@ def root_url(base_url: str) -> str:
     netloc = host if parts.port is None else f"{host}:{parts.port}"
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, netloc, path, "", ""))
-
-
-def retry_after(header: str | None) -> float | None:
-    """Read a Retry-After header (seconds or an HTTP date) as seconds from now, or None."""
-    if header is None:
-        return None
-    with contextlib.suppress(ValueError):
-        return max(0.0, float(header))
-    with contextlib.suppress(ValueError, TypeError):
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    return None

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
-from harness.backends.base import BackendInfo, GenerateRequest, Json, Response
+from harness.backends.base import BackendInfo, GenerateRequest, Json, Request, RequestKind, Response
+from harness.backends.llm_context import check_room
 from harness.backends.llm_steps import ENDED, LlmSteps, News
-from harness.backends.server import LONGEST_CHECKED, prompt_length
 from harness.errors import ConfigError, CountersUnavailable, ServerDied, ServerError
 from harness.metrics import (
     ACCEPTED,
@@ -52,9 +52,9 @@ class VllmOfflineBackend:
         death: Callable[[], str | None] | None = None,
         cancelled: threading.Event | None = None,
     ) -> None:
-        """`timeout` in seconds counts from when the engine is given a request, `chat` holds keywords of `LLM.chat` for
-        every conversation, `death` says how the engine ended, or None while it lives, and `cancelled` is set when a
-        run is.
+        """`concurrency` counts prompts, of which a request that is scored may have several, and so does `timeout`, in
+        seconds from when the engine is given one. `chat` holds keywords of `LLM.chat` for every conversation, `death`
+        says how the engine ended, or None while it lives, and `cancelled` is set when a run is.
         """
         self.llm = llm
         self.model = model or str(llm.model_config.model)
@@ -64,17 +64,21 @@ class VllmOfflineBackend:
         self._death = death or (lambda: engine_death(llm))
         self._cancelled = cancelled or threading.Event()
 
+    @property
+    def kinds(self) -> frozenset[RequestKind]:
+        return frozenset(RequestKind)
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         return
 
-    async def run(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[tuple[int, Response], None]:
-        """Yield `(index, response)` as each completes, at most `concurrency` under way.
+    async def run(self, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Response], None]:
+        """Yield `(index, response)` as each completes; kinds and sampling settings may be mixed.
 
-        Raises ConfigError where this vLLM cannot be asked request by request, ServerDied when the engine ends, and
-        ServerError where it does not come back or is busy with somebody else's requests.
+        Raises ConfigError where this vLLM cannot be asked request by request or gives no log probabilities, ServerDied
+        when the engine ends, and ServerError where it does not come back or is busy with somebody else's requests.
         """
         self._check(requests)
         loop = asyncio.get_running_loop()
@@ -103,11 +107,16 @@ class VllmOfflineBackend:
             steps.stop()
             await self._await_end(told)
 
-    def _check(self, requests: Sequence[GenerateRequest]) -> None:
-        needed = {"enqueue" if isinstance(request.prompt, str) else "enqueue_chat" for request in requests}
-        missing = sorted(name for name in needed if not hasattr(self.llm, name))
+    def _check(self, requests: Sequence[Request]) -> None:
+        written = [request for request in requests if isinstance(request, GenerateRequest)]
+        conversations = any(not isinstance(request.prompt, str) for request in written)
+        needed = ["enqueue", "enqueue_chat"] if conversations else ["enqueue"]
+        missing = [name for name in needed if not hasattr(self.llm, name)]
         if missing:
             raise ConfigError(f"vLLM {_version()} has no LLM.{missing[0]}: backend {ENGINE} needs a newer one")
+        mode = str(getattr(self.llm.model_config, "logprobs_mode", "")).lower()
+        if mode.endswith("logits") and len(written) < len(requests):
+            raise ConfigError(f"logprobs_mode {mode} gives logits, which are no log probabilities: use raw_logprobs")
         busy = self.llm.llm_engine.get_num_unfinished_requests()
         if busy:
             raise ServerError(f"the LLM has {busy} requests of somebody else under way: wait for them first")
@@ -150,26 +159,14 @@ class VllmOfflineBackend:
         }
         return BackendInfo(engine=ENGINE, version=_version(), model=self.model, details=details)
 
-    async def check_context(self, requests: Sequence[GenerateRequest], info: BackendInfo) -> None:
-        """Check that the longest prompts leave room for `max_tokens` in the engine's context.
+    async def check_context(self, requests: Sequence[Request], info: BackendInfo) -> None:
+        """Check that the longest requests fit into the engine's context.
 
-        Of a conversation the texts are counted and not what the template puts around them. Raises ServerError with the
-        remedy.
+        Raises ServerError with the remedy.
         """
         context = info.details["max_model_len"]
-        if not isinstance(context, int):
-            return
-        tokenizer = self.llm.get_tokenizer()
-        for request in sorted(requests, key=prompt_length)[-LONGEST_CHECKED:]:
-            prompt = request.prompt
-            texts = [prompt] if isinstance(prompt, str) else [message.content for message in prompt]
-            tokens = sum(len(tokenizer.encode(text)) for text in texts)
-            wanted = tokens + request.sampling.max_tokens
-            if wanted > context:
-                raise ServerError(
-                    f"a prompt of {tokens} tokens and max_tokens {request.sampling.max_tokens} make {wanted}, more "
-                    f"than the engine's context of {context}: raise max_model_len or lower max_tokens or num_fewshot"
-                )
+        if isinstance(context, int):
+            check_room(self.llm, requests, context)
 
     async def counters(self) -> Counters:
         """Read the engine's counters.

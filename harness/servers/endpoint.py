@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from harness.backends.base import Backend, BackendInfo, GenerateRequest
+from harness.backends.base import Backend, BackendInfo, Request
 from harness.backends.server import ServerBackend
 from harness.config import ModelConfig, Scorer
 from harness.gates.threshold import Gate
@@ -17,7 +17,7 @@ from harness.servers.rpc_checks import run_rpc_checks
 class CountingBackend(Backend, Protocol):
     """A backend that also counts what its engine does, and knows the length of its context."""
 
-    async def check_context(self, requests: Sequence[GenerateRequest], info: BackendInfo) -> None: ...
+    async def check_context(self, requests: Sequence[Request], info: BackendInfo) -> None: ...
 
     async def counters(self) -> Counters: ...
 
@@ -60,6 +60,8 @@ class Endpoint:
     keep: Callable[[], str] | None = None
     """Leaves the server running and says how to stop it; None where somebody else started it."""
     description: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: str | None = None
+    """The folder or the hub's name of the model's tokenizer; the server's own is asked where None."""
 
     def backend(self, config: ModelConfig) -> ServerBackend:
         """Make what asks it as the config says."""
@@ -71,6 +73,8 @@ class Endpoint:
             timeout=config.request_timeout_seconds,
             death=self.death,
             name_model=config.scorer is not Scorer.LAST_NUMBER,
+            tokenizer=self.tokenizer,
+            trust_remote_code=config.trust_remote_code,
         )
 
     def check_workers(self, methods: Sequence[str]) -> tuple[Gate, ...]:

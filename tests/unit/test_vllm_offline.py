@@ -396,7 +396,7 @@ def test_describe_says_what_answers() -> None:
 @pytest.mark.parametrize("chat", [False, True], ids=["prompt", "conversation"])
 def test_the_context_is_checked_before_asking(words: int, fits: bool, chat: bool) -> None:
     """The longest prompt and `max_tokens` must fit into the engine's context, else nothing is asked."""
-    text = "w " * words
+    text = " w" * words
     prompt = (ChatMessage(role="user", content=text),) if chat else text
     asked = [*requests(5), GenerateRequest(prompt=prompt, sampling=Sampling(max_tokens=8))]
     backend = VllmOfflineBackend(LlmLike())
@@ -452,7 +452,9 @@ def test_an_llm_without_statistics_has_no_counters() -> None:
 
 
 NOT_OFFLINE = [
-    pytest.param({"server_args": "-dp 2"}, "data parallelism needs a server", id="data-parallel"),
+    pytest.param(
+        {"server_args": "-dp 2"}, "data parallelism of 2 in one process is what vLLM's LLM refuses", id="data-parallel"
+    ),
     pytest.param({"server_args": "--lora_modules a=b"}, "--lora-modules has no meaning", id="lora"),
     pytest.param(
         {"server_args": "--reasoning-parser=qwen3", "use_chat_completions": True},
