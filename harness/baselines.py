@@ -13,7 +13,8 @@ from harness.gates.history import QuestionHistory
 from harness.records import EvalResult, now, write_json
 from harness.tasks.answers import GRADER_VERSION
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2 keeps scores beside right and wrong; what 1 wrote is read as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class KeptAnswer:
     history: QuestionHistory
     text: str | None
     """The reply of its last run, shown where a later run answers otherwise."""
+    values: tuple[float, ...] = ()
+    """Its score in each run, for tasks that have one: a margin in nats, bits per byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,8 @@ class Baseline:
 def _added(mine: KeptAnswer, theirs: KeptAnswer) -> KeptAnswer:
     before, after = mine.history, theirs.history
     history = QuestionHistory(right=before.right + after.right, runs=before.runs + after.runs)
-    return KeptAnswer(history=history, text=theirs.text if theirs.text is not None else mine.text)
+    text = theirs.text if theirs.text is not None else mine.text
+    return KeptAnswer(history=history, text=text, values=mine.values + theirs.values)
 
 
 def binding_of(model: str, revision: str, task: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +86,7 @@ def baseline_of(result: EvalResult, passes: Sequence[Sequence[Mapping[str, Any]]
                 runs=sum(sample["status"] != "error" for sample in samples),
             ),
             text=samples[-1]["text"],
+            values=tuple(sample["value"] for sample in samples if sample.get("value") is not None),
         )
         for samples in zip(*passes, strict=True)
     )
@@ -119,7 +124,10 @@ def save(path: Path, baseline: Baseline) -> None:
         "schema": SCHEMA_VERSION,
         "binding": dict(baseline.binding),
         "circumstances": dict(baseline.circumstances),
-        "answers": [[answer.history.right, answer.history.runs, answer.text] for answer in baseline.answers],
+        "answers": [
+            [answer.history.right, answer.history.runs, answer.text, *([list(answer.values)] if answer.values else [])]
+            for answer in baseline.answers
+        ],
     }
     write_json(path, document)
 
@@ -140,11 +148,11 @@ def load(path: Path) -> Baseline:
     at = Position(path=path)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA_VERSION:
-            raise ConfigError.at(at, f"is a baseline of version {document['schema']}; this reads {SCHEMA_VERSION}")
+        if document["schema"] not in range(1, SCHEMA_VERSION + 1):
+            raise ConfigError.at(at, f"is a baseline of version {document['schema']}; this reads 1 to {SCHEMA_VERSION}")
         answers = tuple(
-            KeptAnswer(history=QuestionHistory(right=right, runs=runs), text=text)
-            for right, runs, text in document["answers"]
+            KeptAnswer(history=QuestionHistory(right=right, runs=runs), text=text, values=tuple(*values))
+            for right, runs, text, *values in document["answers"]
         )
         return Baseline(binding=document["binding"], circumstances=document["circumstances"], answers=answers)
     except FileNotFoundError as error:

@@ -101,14 +101,14 @@ def where_written(entry: ListedConfig, key: str | None = None, layers: Sequence[
 
 def _floor_at_zero(variant: _Variant) -> Iterator[Finding]:
     config = variant.config
-    if config.floor <= 0:
+    if config.task != "perplexity" and config.floor <= 0:
         said = f"accuracy_threshold {config.accuracy_threshold} less tolerance {config.tolerance} is {config.floor}"
         yield variant.finding("accuracy_threshold", Severity.WARNING, f"the floor cannot fail: {said}")
 
 
 def _tolerance_below_noise(variant: _Variant) -> Iterator[Finding]:
     config, n = variant.config, variant.questions
-    if n is None:
+    if n is None or config.task == "perplexity":
         return
     share = config.accuracy_threshold
     noise = STANDARD_ERRORS * math.sqrt(share * (1 - share) / n)
@@ -251,7 +251,8 @@ _NOT_QUALITY = (
     *("accuracy_threshold", "tolerance", "max_error_rate", "min_acceptance_length", "max_seconds", "seed", "env"),
     *("max_concurrency", "request_timeout_seconds", "rocm_request_timeout_seconds", "startup_max_wait_seconds"),
     *("startup_rpc_checks", "num_gpus", "skip", "overrides", "trust_remote_code"),
-    *("prefix_cache_check", "kv_offload_check"),
+    *("prefix_cache_check", "kv_offload_check", "gpu_share", "tokenizer"),
+    *("max_bits_per_byte", "max_bits_per_byte_increase", "numeric_noise"),
 )
 """Keys that say how a model is run or judged. What is not named here may move an accuracy, new keys included."""
 _HOW_IT_RUNS = re.compile(

@@ -88,7 +88,7 @@ class Checked:
                 check_embedded(config.model_name, installed=False)
             if config.dataset is not None:
                 key = "dataset"
-                questions = len(build_task(config, folder=entry.path.parent, data_dir=None).problems)
+                questions = len(build_task(config, folder=entry.path.parent, data_dir=None).requests)
         except ConfigError as error:
             at = where_written(entry, key)
             self.fault(ConfigError(*(f"{at}: {fault}" for fault in error.faults)))

@@ -12,13 +12,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
+from harness.backends.registry import flags_of
+from harness.config_rules import faults
 from harness.config_types import Count, Env, Seconds, ServeCommand, ServerArgs, Share, TaskRows, task_names
+from harness.engine_settings import EngineSettings
 from harness.errors import ConfigError
 from harness.gates.sequential import StopRule
-from harness.parallelism import gpus_needed
+from harness.parallelism import gpus_needed, sglang_gpus_needed
 from harness.platforms import (
     Layer,
     Overrides,
@@ -29,10 +32,11 @@ from harness.platforms import (
     override_layers,
     written_at,
 )
+from harness.scoring_keys import ScoringKeys
 from harness.yaml_source import Location, YamlSource, read_yaml
 
-GSM8K_TEST_ROWS = 1319
-SMOKE_ROWS = 20
+ROWS = {"gsm8k": 1319, "smoke": 20, "checks": 20, "choice": 40, "perplexity": 30}
+"""How many questions each set has that needs no `dataset`."""
 
 
 class Scorer(StrEnum):
@@ -42,14 +46,7 @@ class Scorer(StrEnum):
     LAST_NUMBER = "last-number"
 
 
-class BackendName(StrEnum):
-    """What answers the questions."""
-
-    VLLM = "vllm"
-    VLLM_OFFLINE = "vllm-offline"
-
-
-class ModelConfig(BaseModel):
+class ModelConfig(ScoringKeys):
     """A model, how it is served, what it is asked and what must hold."""
 
     model_config = ConfigDict(
@@ -59,13 +56,20 @@ class ModelConfig(BaseModel):
     model_name: str = Field(
         min_length=1, description="What vLLM is told to serve: a hub name, a folder, or embedded:NAME."
     )
-    accuracy_threshold: Share = Field(description="The accuracy this model is known to reach, 0 to 1.")
+    accuracy_threshold: Share = Field(
+        default=0.0, description="The accuracy this model is known to reach, 0 to 1; only perplexity can do without."
+    )
     tolerance: Share = Field(default=0.08, description="Absolute; the floor is accuracy_threshold - tolerance.")
-    task: Literal["gsm8k", "smoke", "checks"] = Field(
+    task: Literal["gsm8k", "smoke", "checks", "choice", "perplexity"] = Field(
         default="gsm8k", description="Which questions are asked; `checks` are prompts with a check each, in chat."
     )
-    backend: BackendName = Field(
-        default=BackendName.VLLM, strict=False, description="`vllm serve`, or `vllm.LLM` in the suite's own process."
+    backend: str = Field(
+        default="vllm",
+        min_length=1,
+        description="What answers: vllm, vllm-offline, transformers, sglang, sglang-offline, openai, or one of others.",
+    )
+    engine: EngineSettings = Field(
+        default_factory=EngineSettings, description="Settings that engines share, translated to each one's own."
     )
     num_questions: Count | None = Field(default=None, description="The first N questions; all of them where left out.")
     num_fewshot: Annotated[int, Field(ge=0)] = Field(default=5, description="Worked examples put before each question.")
@@ -152,6 +156,9 @@ class ModelConfig(BaseModel):
     num_gpus: Count | None = Field(
         default=None, description="GPUs of this machine; by default what the parallel sizes in server_args ask for."
     )
+    gpu_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="Share of one GPU that is enough, where several configs run at once."
+    )
     platforms: PlatformRequirements | None = Field(
         default=None, description="Where this runs: cuda, cuda>=9.0, rocm:gfx942, xpu, tpu, cpu; everywhere by default."
     )
@@ -164,44 +171,13 @@ class ModelConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for key in ("reasoning_effort", "chat_template_kwargs", "fewshot_as_multiturn"):
-            if getattr(self, key) and not (self.use_chat_completions or self.task == "checks"):
-                raise PydanticCustomError(key, "{key} needs use_chat_completions: true", {"key": key})
-        for key in ("fewshot_dataset", "fewshot_as_multiturn", "gen_prefix"):
-            if getattr(self, key) and self.task == "checks":
-                raise PydanticCustomError(key, "{key} says nothing to task: checks: remove it there", {"key": key})
-        if self.scorer is Scorer.LAST_NUMBER and self.task == "checks":
-            raise PydanticCustomError("scorer", "scorer: with task: checks each row has its own check: remove it there")
-        for key in ("serve_command", "kv_offload_check"):
-            if self.backend is BackendName.VLLM_OFFLINE and getattr(self, key):
-                raise PydanticCustomError(key, "{key} needs a server: leave out backend: vllm-offline", {"key": key})
-        for key in ("gate", "max_flip_rate"):
-            if getattr(self, key) not in (None, "threshold") and self.baseline is None:
-                raise PydanticCustomError(key, "{key} needs a baseline", {"key": key})
-        for key in ("baseline", "prefix_cache_check", "kv_offload_check"):
-            if self.stop_early is not None and getattr(self, key):
-                said = "stop_early: {key} compares question by question: all are asked"
-                raise PydanticCustomError("stop_early", said, {"key": key})
-        if self.num_gpus is None:
-            try:
-                gpus_needed(self.arguments)
-            except ValueError as error:
-                raise PydanticCustomError("server_args", "server_args: {why}", {"why": str(error)}) from error
-        if self.rocm_request_timeout_seconds is not None and "request_timeout_seconds" in self.overrides.get(
-            "rocm", {}
-        ):
-            said = "rocm_request_timeout_seconds: overrides.rocm.request_timeout_seconds says it too: remove one"
-            raise PydanticCustomError("rocm_request_timeout_seconds", said)
-        if self.fewshot_dataset is not None and self.dataset is None:
-            raise PydanticCustomError("fewshot_dataset", "fewshot_dataset needs a dataset of your own beside it")
-        if self.dataset is None and self.num_questions is not None and self.num_questions > self.available_questions:
-            rows: dict[str, Any] = {"task": self.task, "rows": self.available_questions}
-            raise PydanticCustomError("num_questions", "num_questions: {task} has {rows} questions", rows)
+        for fault in faults(self):
+            raise fault
         return self
 
     @property
     def available_questions(self) -> int:
-        return GSM8K_TEST_ROWS if self.task == "gsm8k" else SMOKE_ROWS
+        return ROWS[self.task]
 
     @property
     def floor(self) -> Decimal:
@@ -211,12 +187,26 @@ class ModelConfig(BaseModel):
     @property
     def gpus(self) -> int:
         """How many GPUs of this machine the server takes."""
-        return self.num_gpus or gpus_needed(self.arguments)
+        if self.num_gpus is not None:
+            return self.num_gpus
+        match flags_of(self.backend):
+            case "vllm":
+                return gpus_needed(self.arguments)
+            case "sglang":
+                return sglang_gpus_needed(self.arguments)
+            case _:
+                return self.engine.tensor_parallel_size or 1
+
+    @property
+    def own_arguments(self) -> tuple[str, ...]:
+        """`server_args` as the shell would split them."""
+        return tuple(shlex.split(self.server_args))
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """`server_args` as the shell would split them."""
-        return tuple(shlex.split(self.server_args))
+        """`server_args`, then `engine`, as arguments of the backend's command line; none where it has none."""
+        flags = flags_of(self.backend)
+        return self.own_arguments + (self.engine.flags(flags) if flags is not None else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,8 +111,7 @@ SERVER_KEYS = frozenset(
     {
         *("model_name", "server_args", "env", "trust_remote_code", "serve_command", "startup_max_wait_seconds"),
         *("startup_rpc_checks", "max_seconds", "num_gpus", "platforms", "skip", "overrides", "tasks"),
-        "kv_offload_check",
-        "backend",
+        *("kv_offload_check", "backend", "engine", "gpu_share", "tokenizer"),
     }
 )
 """What holds for a server, and so for all tasks asked of it."""

@@ -41,6 +41,8 @@ class Counts:
     errors: int = 0
     retried: int = 0
     """Answered, but not at the first attempt."""
+    reused: int = 0
+    """Taken from the sample cache or an interrupted run: graded, but not asked now."""
 
     @property
     def graded(self) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from harness.backends.base import GenerateRequest, Response
+from harness.backends.base import Generation, Loglikelihoods, Request, Response, RollingLoglikelihood
+
+AnyAnswer = TypeVar("AnyAnswer", Generation, Loglikelihoods, RollingLoglikelihood)
 
 
 class Status(StrEnum):
@@ -42,6 +44,14 @@ class Sample:
     error: Mapping[str, Any] | None = None
     reasoning: str | None = None
     prompt_sha256: str | None = None
+    value: float | None = None
+    """The continuous measure that is paired with a baseline's: the margin of a choice, the bits per byte of a text."""
+    measures: Mapping[str, Any] | None = None
+    """What `value` was made from, as JSON."""
+    unanswered_because: str | None = None
+    """Why nothing is graded although there was a response: a refusal, or a content filter."""
+    prompt_tokens_cut: int = 0
+    """Tokens cut from the prompt's left to make room."""
 
 
 class Task(Protocol):
@@ -51,8 +61,18 @@ class Task(Protocol):
     def name(self) -> str: ...
 
     @property
-    def requests(self) -> Sequence[GenerateRequest]: ...
+    def requests(self) -> Sequence[Request]: ...
 
     def score(self, index: int, response: Response) -> Sample: ...
 
     def describe(self) -> Mapping[str, Any]: ...
+
+
+def answer_as(response: Response, kind: type[AnyAnswer]) -> AnyAnswer:
+    """Take a response as what was asked for.
+
+    Raises TypeError where it is something else: a backend that answers so breaks its contract.
+    """
+    if not isinstance(response, kind):
+        raise TypeError(f"the backend answered with {type(response).__name__}, {kind.__name__} was asked for")
+    return response

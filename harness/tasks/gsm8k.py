@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from harness.backends.base import ChatMessage, Failure, GenerateRequest, Response
+from harness.backends.base import ChatMessage, Failure, GenerateRequest, Generation, Response
 from harness.config import ModelConfig, Scorer
 from harness.errors import ConfigError
 from harness.jsonl import Row
 from harness.tasks.answers import Grade, grade
-from harness.tasks.base import Sample, Status
+from harness.tasks.base import Sample, Status, answer_as
 from harness.tasks.sampling import sampling_facts, sampling_of
 
 LINE_START_STOP = ("\nQuestion:",)
@@ -90,23 +90,16 @@ class WordProblems:
         }
         if isinstance(response, Failure):
             return failed_sample(response, common)
-        graded = grade(response.text, response.finish_reason, problem.answer)
+        generation = answer_as(response, Generation)
+        common |= facts_of(generation)
+        if generation.refusal is not None:
+            return refused_sample(common, scorers=(Scorer.NUMERIC.value, Scorer.LAST_NUMBER.value))
+        graded = grade(generation.text, generation.finish_reason, problem.answer)
         scores = {
             Scorer.NUMERIC.value: graded.numeric_correct,
             Scorer.LAST_NUMBER.value: graded.last_number_correct,
         }
-        return Sample(
-            **common,
-            **self._reading(graded),
-            correct=scores[self.config.scorer.value],
-            scores=scores,
-            text=response.text,
-            finish_reason=response.finish_reason,
-            generated_tokens=response.generated_tokens,
-            prompt_tokens=response.prompt_tokens,
-            latency=response.latency,
-            reasoning=response.reasoning,
-        )
+        return Sample(**common, **self._reading(graded), correct=scores[self.config.scorer.value], scores=scores)
 
     def _reading(self, graded: Grade) -> dict[str, Any]:
         """Say what was read, by the scorer that gates; vLLM's reading knows no truncation."""
@@ -151,6 +144,32 @@ def failed_sample(failure: Failure, common: Mapping[str, Any]) -> Sample:
         prompt_tokens=None,
         latency=None,
         error={"kind": failure.kind, "status": failure.status, "detail": failure.detail},
+    )
+
+
+def facts_of(generation: Generation) -> dict[str, Any]:
+    """Say of a sample what does not depend on how it is graded."""
+    return {
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "generated_tokens": generation.generated_tokens,
+        "prompt_tokens": generation.prompt_tokens,
+        "latency": generation.latency,
+        "reasoning": generation.reasoning,
+        "unanswered_because": generation.refusal,
+        "prompt_tokens_cut": generation.prompt_tokens_cut,
+    }
+
+
+def refused_sample(common: Mapping[str, Any], *, scorers: Sequence[str]) -> Sample:
+    """Make the sample of a response that is none: it counts as unanswered, whatever its text may hold."""
+    return Sample(
+        **common,
+        status=Status.UNANSWERED,
+        correct=False,
+        scores=dict.fromkeys(scorers, False),
+        extracted=None,
+        found_by=None,
     )
 
 

@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import ChatMessage, Failure, GenerateRequest, Response
+from harness.backends.base import ChatMessage, Failure, GenerateRequest, Generation, Response
 from harness.config import ModelConfig
 from harness.jsonl import JsonNumber, parse_record, read_rows
-from harness.tasks.base import Sample, Status
+from harness.tasks.base import Sample, Status, answer_as
 from harness.tasks.checks import Check, answer_part, nearest, read_check, read_text_value
-from harness.tasks.gsm8k import digest, failed_sample
+from harness.tasks.gsm8k import digest, facts_of, failed_sample, refused_sample
 from harness.tasks.sampling import sampling_facts, sampling_of
 
 KEYS = ("prompt", "check", "system", "max_tokens")
@@ -103,22 +103,20 @@ class Checks:
         }
         if isinstance(response, Failure):
             return failed_sample(response, common)
-        answer = answer_part(response.text)
-        passed = bool(answer) and row.check.passes(response.text or "", response.finish_reason)
-        status = Status.OK if passed else _status(answer, response.finish_reason)
+        generation = answer_as(response, Generation)
+        common |= facts_of(generation)
+        if generation.refusal is not None:
+            return refused_sample(common, scorers=("check",))
+        answer = answer_part(generation.text)
+        passed = bool(answer) and row.check.passes(generation.text or "", generation.finish_reason)
+        status = Status.OK if passed else _status(answer, generation.finish_reason)
         return Sample(
             **common,
             status=status,
             correct=passed,
             scores={"check": passed},
-            text=response.text,
             extracted=answer if status is Status.OK else None,
             found_by=row.check.kind if status is Status.OK else None,
-            finish_reason=response.finish_reason,
-            generated_tokens=response.generated_tokens,
-            prompt_tokens=response.prompt_tokens,
-            latency=response.latency,
-            reasoning=response.reasoning,
         )
 
     def describe(self) -> dict[str, Any]:
