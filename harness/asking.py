@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness.backends.base import BackendInfo, Failure, Response
 from harness.config import ModelConfig
@@ -17,6 +17,9 @@ from harness.gates.early import EarlyStop
 from harness.gates.threshold import Counts
 from harness.metrics import Counters, difference
 from harness.records import ConfigRecord
+from harness.resuming import Asked
+from harness.reuse import Reuse
+from harness.sample_store import STORED
 from harness.servers.endpoint import CountingBackend, Engine
 from harness.tally import Tally
 from harness.tasks.base import Sample, Status, Task
@@ -27,6 +30,15 @@ GAUGE_SECONDS = 1.0
 """How often gauges are looked at while questions are under way."""
 REJECTIONS = 8
 """So many first requests rejected for one reason end the run: the rest would be, too."""
+
+
+def server_facts(
+    config: ModelConfig, engine: Engine | None, info: BackendInfo | None, gpus: Sequence[str]
+) -> dict[str, Any]:
+    """Say what answers, as records keep it: what was started, and what it says of itself."""
+    described = {**engine.description, "gpus": list(gpus)} if engine else {}
+    told = {"version": info.version, "model": info.model, **info.details} if info else {}
+    return {"backend": config.backend} | described | told
 
 
 class Progress(Protocol):
@@ -45,14 +57,21 @@ class Asking:
 
     task: Task
     config: ModelConfig
+    config_id: str
     engine: Engine
     record: ConfigRecord
     progress: Progress
     number: int = 1
     """Which pass over the questions this is."""
+    reuse: Reuse
+    """What may be taken from earlier runs."""
     tally: Tally = field(default_factory=Tally)
     right: dict[int, bool] = field(default_factory=dict)
     """Whether each graded question was answered rightly, by its index."""
+    values: dict[int, float] = field(default_factory=dict)
+    """The score of each question whose task has scores, by its index."""
+    measures: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """What a score was made of, likewise."""
     backend: BackendInfo | None = None
     counters: Counters | None = None
     """Counted over this evaluation alone; None where `/metrics` could not be read, for the reason beside it."""
@@ -84,35 +103,64 @@ class Asking:
         async with self.engine.backend(self.config) as backend:
             self.backend = await backend.describe()
             await backend.check_context(self.task.requests, self.backend)
+            owed = self._begin(self.backend)
             before = await self._read_counters(backend)
-            async with self._watching_gauges(backend, before):
-                await self._ask(backend)
+            with self.reuse.answering(backend, self.backend, self.number) as answering:
+                async with self._watching_gauges(backend, before):
+                    await self._ask(answering, owed)
             if before is not None:
                 self.counters = await self._counted(backend, before)
 
-    async def _ask(self, backend: CountingBackend) -> None:
+    def _begin(self, info: BackendInfo) -> list[int]:
+        """Take over what an interrupted run has answered, and list what is to be asked, in order."""
         total = len(self.task.requests)
-        order = range(total) if self.early is None else self.early.order
-        requests = [self.task.requests[index] for index in order]
+        order = list(range(total) if self.early is None else self.early.order)
+        if self.number > 1:
+            return order
+        asked = Asked(
+            config_id=self.config_id,
+            model_name=self.config.model_name,
+            task=self.task.describe(),
+            server=server_facts(self.config, self.engine, info, self.reuse.gpus),
+        )
+        resumed = self.reuse.begin(self.task, asked, self.record)
+        for index in order:
+            sample = resumed.samples.get(index)
+            if sample is not None and self._take(sample, total, reused=True):
+                return []
+        return [index for index in order if index not in resumed.samples]
+
+    async def _ask(self, backend: CountingBackend, owed: Sequence[int]) -> None:
+        total = len(self.task.requests)
+        requests = [self.task.requests[index] for index in owed]
         self.tally.start()
         try:
             # Leaving the block cancels what is still under way.
             async with aclosing(backend.run(requests)) as answers:
                 async for place, response in answers:
-                    sample = self.task.score(order[place], response)
-                    self._take(sample, response, total)
-                    right = None if sample.status is Status.ERROR else sample.correct
-                    if self.early is not None and self.early.complete(sample.index, right):
+                    sample = self.task.score(owed[place], response)
+                    settled = self._take(sample, total, reused=response.attempts == STORED)
+                    self._refuse_rejections(response, total)
+                    if settled:
                         break
         finally:
             self.tally.stop()
 
-    def _take(self, sample: Sample, response: Response, total: int) -> None:
+    def _take(self, sample: Sample, total: int, *, reused: bool) -> bool:
+        """Keep a sample; say whether it settles the verdict."""
         self.record.append(sample, self.number)
-        self.tally.add(sample)
+        self.tally.add(sample, reused=reused)
         if sample.status is not Status.ERROR:
             self.right[sample.index] = sample.correct
+            if sample.value is not None:
+                self.values[sample.index] = sample.value
+            if sample.measures is not None:
+                self.measures[sample.index] = sample.measures
         self.progress.answered(self.tally.counts, total)
+        right = None if sample.status is Status.ERROR else sample.correct
+        return self.early is not None and self.early.complete(sample.index, right)
+
+    def _refuse_rejections(self, response: Response, total: int) -> None:
         counts = self.tally.counts
         all_rejected = counts.asked == min(REJECTIONS, total) and self.tally.same_rejection == counts.asked
         if isinstance(response, Failure) and all_rejected:
@@ -157,6 +205,6 @@ class Asking:
             except CountersUnavailable as error:
                 self.counters_fault = str(error)
                 return None
-            if delta.finished >= self.tally.counts.graded or time.monotonic() > deadline:
+            if delta.finished >= self.tally.counts.graded - self.tally.counts.reused or time.monotonic() > deadline:
                 return delta
             await asyncio.sleep(0.05)

@@ -8,21 +8,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness.against_baseline import baseline_for, changed_answers, facts, saved_baseline
-from harness.asking import Asking, Progress
+from harness.asking import Asking, Progress, server_facts
 from harness.baselines import Baseline, add_to, baseline_of
 from harness.config_lists import ListedConfig
-from harness.errors import (
-    AccuracyGateError,
-    CountersUnavailable,
-    GateFailed,
-    GpusMissing,
-    InfrastructureError,
-    OutOfTime,
-)
-from harness.gates.early import judge_stop
-from harness.gates.threshold import Gate, Verdict, judge_acceptance, judge_accuracy, judge_errors, overall
-from harness.metrics import Acceptance, acceptance
+from harness.errors import AccuracyGateError, GateFailed, GpusMissing, InfrastructureError, OutOfTime
+from harness.gates.threshold import Gate, Verdict, overall
+from harness.judging import judge_answers, judge_speculation, measures_of
+from harness.metrics import Acceptance
 from harness.records import ConfigRecord, EvalResult, Timings, now, read_samples
+from harness.reuse import Reuse
 from harness.second_pass import Passes
 from harness.servers.endpoint import Engine
 from harness.serving import RunOptions, Serving
@@ -90,10 +84,27 @@ class _Evaluation:
         self.engine = self.serving.engine()
         self.progress.stage("asking")
         self.asking = Asking(
-            task=self.task, config=config, engine=self.engine, record=self.record, progress=self.progress
+            task=self.task,
+            config=config,
+            config_id=self.listed.id,
+            engine=self.engine,
+            record=self.record,
+            progress=self.progress,
+            reuse=self._reuse(self.engine),
         )
         self.passes = Passes(first=self.asking, baseline=self.baseline)
         asyncio.run(self._ask_in_time(self.passes))
+
+    def _reuse(self, engine: Engine) -> Reuse:
+        options = self.options
+        return Reuse(
+            config=self.listed.config,
+            cache=options.cache,
+            serve_command=options.serve_command,
+            gpus=tuple(self.serving.gpu_names),
+            resume=options.resume / self.listed.folder if options.resume is not None else None,
+            described=lambda: engine.description,
+        )
 
     async def _ask_in_time(self, passes: Passes) -> None:
         limit = self.listed.config.max_seconds
@@ -132,6 +143,7 @@ class _Evaluation:
         tally = self.asking.tally if self.asking else Tally()
         gates, accepted = self._judge(self.asking) if fault is None and self.asking else ((), None)
         verdict, reason = _decide(gates, fault)
+        perplexity = config.task == "perplexity"
         return EvalResult(
             config_id=self.listed.id,
             model_name=config.model_name,
@@ -139,15 +151,17 @@ class _Evaluation:
             verdict=verdict,
             reason=reason,
             counts=tally.counts,
-            threshold=config.accuracy_threshold,
-            tolerance=config.tolerance,
-            floor=float(config.floor),
+            threshold=None if perplexity else config.accuracy_threshold,
+            tolerance=None if perplexity else config.tolerance,
+            floor=None if perplexity else float(config.floor),
+            measures=self._measures(),
             correct_by_scorer=tally.correct_by_scorer,
             stopped_early=self._stopped_early(),
             against_baseline=self._against_baseline(),
             gates=gates,
             timings=self._timings(tally),
             output_tokens=tally.output_tokens,
+            reused=self.asking.reuse.facts if self.asking else {},
             acceptance=accepted,
             counters=_counters_json(self.asking),
             server=self._server(),
@@ -156,31 +170,12 @@ class _Evaluation:
         )
 
     def _judge(self, asking: Asking) -> tuple[tuple[Gate, ...], Acceptance | None]:
-        config, counts = self.listed.config, asking.tally.counts
-        gates = [*self.serving.rpc_gates, judge_errors(counts, max_error_rate=config.max_error_rate)]
-        if gates[-1].verdict is Verdict.PASS:
-            gates.append(self._judge_accuracy(asking))
-        gates.extend(self.passes.gates() if self.passes else ())
-        minimum = config.min_acceptance_length
-        try:
-            if asking.counters is None:
-                raise CountersUnavailable(asking.counters_fault or "no counters were read")
-            accepted = acceptance(asking.counters)
-        except CountersUnavailable as error:
-            if minimum is not None:
-                unread = Verdict.INFRASTRUCTURE
-                gates.append(Gate(name="acceptance length", verdict=unread, message=str(error), required=minimum))
-            return tuple(gates), None
-        if minimum is not None:
-            gates.append(judge_acceptance(accepted.length if accepted else None, minimum=minimum))
-        return tuple(gates), accepted
+        speculation, accepted = judge_speculation(asking)
+        further = self.passes.gates() if self.passes else ()
+        return (*self.serving.rpc_gates, *judge_answers(asking), *further, *speculation), accepted
 
-    def _judge_accuracy(self, asking: Asking) -> Gate:
-        config = self.listed.config
-        if asking.early is not None and asking.early.stop is not None:
-            return judge_stop(asking.early.stop, floor=config.floor)
-        threshold, tolerance = config.accuracy_threshold, config.tolerance
-        return judge_accuracy(asking.tally.counts, threshold=threshold, tolerance=tolerance)
+    def _measures(self) -> Mapping[str, float]:
+        return measures_of(self.asking) if self.asking else {}
 
     def _timings(self, tally: Tally) -> Timings:
         startup = self.engine.startup_seconds if self.engine else None
@@ -196,9 +191,8 @@ class _Evaluation:
         return facts(self.passes.comparison, self.baseline)
 
     def _server(self) -> dict[str, Any]:
-        described = {**self.engine.description, "gpus": self.serving.gpu_names} if self.engine else {}
-        backend = self.asking.backend if self.asking else None
-        return described | ({"version": backend.version, "model": backend.model, **backend.details} if backend else {})
+        info = self.asking.backend if self.asking else None
+        return server_facts(self.listed.config, self.engine, info, self.serving.gpu_names)
 
 
 def _decide(gates: tuple[Gate, ...], fault: BaseException | None) -> tuple[Verdict, str]:

@@ -49,9 +49,12 @@ class EvalResult:
     reason: str
     """What decided the verdict, for a person; ends with the server's log tail where a process died."""
     counts: Counts
-    threshold: float
-    tolerance: float
-    floor: float
+    threshold: float | None
+    """None with tolerance and floor where nothing is right or wrong, as for perplexity."""
+    tolerance: float | None
+    floor: float | None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What the task measures beside accuracy: bits per byte, perplexities, the mean margin in nats."""
     correct_by_scorer: Mapping[str, int] = field(default_factory=dict)
     """Right answers by every reading; `counts` goes by the one that gates."""
     stopped_early: Mapping[str, Any] | None = None
@@ -61,6 +64,9 @@ class EvalResult:
     gates: Sequence[Gate] = ()
     timings: Timings = field(default_factory=Timings)
     output_tokens: int | None = None
+    """Written in this run; what was reused is not in it."""
+    reused: Mapping[str, Any] = field(default_factory=dict)
+    """What came from the sample cache or from an interrupted run; empty where all was asked."""
     acceptance: Acceptance | None = None
     counters: Mapping[str, Any] | None = None
     server: Mapping[str, Any] = field(default_factory=dict)
@@ -70,14 +76,16 @@ class EvalResult:
     def to_json(self) -> dict[str, Any]:
         """Flatten for `result.json`, with the derived figures beside what they come from."""
         counts, asking = self.counts, self.timings.asking
-        answered_per_second = counts.graded / asking if asking else None
+        answered_per_second = (counts.graded - counts.reused) / asking if asking else None
         return {
             "schema": SCHEMA_VERSION,
             **asdict(self),
             "num_questions": counts.asked,
-            "accuracy": counts.accuracy,
+            "accuracy": counts.accuracy if self.threshold is not None else None,
             "interval": asdict(counts.interval),
-            "smallest_drop": smallest_drop(counts.graded, self.threshold) if counts.graded else None,
+            "smallest_drop": smallest_drop(counts.graded, self.threshold)
+            if counts.graded and self.threshold is not None
+            else None,
             "questions_per_second": answered_per_second,
             "tokens_per_second": self.output_tokens / asking if asking and self.output_tokens is not None else None,
         }
@@ -93,7 +101,7 @@ class Row:
     accuracy: float | None
     low: float
     high: float
-    floor: float
+    floor: float | None
     graded: int
     unanswered: int
     truncated: int
@@ -104,6 +112,9 @@ class Row:
     startup: float | None
     scorer: str | None
     correct_by_scorer: Mapping[str, int]
+    measures: Mapping[str, float] = field(default_factory=dict)
+    change: Mapping[str, float] | None = None
+    """Against the baseline: of accuracy, or of the mean score, with its unit as the name; None without one."""
 
     @classmethod
     def from_result(cls, result: Mapping[str, Any]) -> Self:
@@ -127,7 +138,19 @@ class Row:
             startup=result["timings"]["startup"],
             scorer=result["task"].get("scorer"),
             correct_by_scorer=result["correct_by_scorer"],
+            measures=result.get("measures", {}),
+            change=_change(result),
         )
+
+
+def _change(result: Mapping[str, Any]) -> Mapping[str, float] | None:
+    against = result.get("against_baseline") or {}
+    found: dict[str, float] = {}
+    if (paired := against.get("paired")) is not None:
+        found["accuracy"] = -paired["loss"]
+    if (values := against.get("values")) is not None:
+        found["score"] = values["mean"]
+    return found or None
 
 
 class ConfigRecord:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from harness.against_baseline import Comparison, compare
 from harness.asking import Asking
+from harness.backends.base import GenerateRequest
 from harness.baselines import Baseline
 from harness.errors import RequestsFailed
 from harness.gates.repeat import CacheUse, flips_of, judge_kv_offload, judge_prefix_cache
-from harness.gates.threshold import Gate, Verdict, judge_accuracy, judge_errors
+from harness.gates.threshold import Gate, Verdict, judge_errors
+from harness.judging import judge_answers
 from harness.metrics import EXTERNAL_HITS, EXTERNAL_QUERIES, PREFIX_HITS, PREFIX_QUERIES
 from harness.servers.cache_control import CacheControl
 from harness.servers.endpoint import Endpoint
@@ -44,6 +47,9 @@ class Passes:
                 asked = self.first.task.requests[0]
                 server = self.first.engine
                 assert isinstance(server, Endpoint), "the config refuses kv_offload_check without a server"
+                assert isinstance(asked, GenerateRequest), (
+                    "the config refuses kv_offload_check where nothing is written"
+                )
                 control = await stack.enter_async_context(CacheControl(server, config, asked))
             await self.first.run()
             if self._errors(self.first).verdict is not Verdict.PASS:
@@ -64,16 +70,19 @@ class Passes:
         """Look at the first pass, and where that is unclear again after all repeats that the config allows."""
         config = self.first.config
         try:
-            self.comparison = compare(baseline, [self.first.answers], config)
+            self.comparison = self._compared(baseline, [self.first])
             while self.comparison.unclear and len(self._repeats) + 1 < config.max_repeats:
                 repeat = self._another()
                 self._repeats.append(repeat)
                 await repeat.run()
             if self._repeats:
-                passes = [asking.answers for asking in (self.first, *self._repeats)]
-                self.comparison = compare(baseline, passes, config)
+                self.comparison = self._compared(baseline, [self.first, *self._repeats])
         except ValueError as error:
             raise RequestsFailed(f"nothing can be compared with the baseline: {error}") from error
+
+    def _compared(self, baseline: Baseline, askings: Sequence[Asking]) -> Comparison:
+        answers, values = [asking.answers for asking in askings], [asking.values for asking in askings]
+        return compare(baseline, answers, self.first.config, values=values)
 
     def how_far(self) -> str:
         """Say how many questions of which pass were asked."""
@@ -102,6 +111,8 @@ class Passes:
         another = Asking(
             task=first.task,
             config=first.config,
+            config_id=first.config_id,
+            reuse=first.reuse,
             engine=first.engine,
             record=first.record,
             progress=first.progress,
@@ -112,12 +123,7 @@ class Passes:
         return another
 
     def _floor_gates(self, asking: Asking) -> tuple[Gate, ...]:
-        config = asking.config
-        gates = [self._errors(asking)]
-        if gates[0].verdict is Verdict.PASS:
-            threshold, tolerance = config.accuracy_threshold, config.tolerance
-            gates.append(judge_accuracy(asking.tally.counts, threshold=threshold, tolerance=tolerance))
-        return tuple(self._named(gate, asking) for gate in gates)
+        return tuple(self._named(gate, asking) for gate in judge_answers(asking))
 
     def _named(self, gate: Gate, asking: Asking) -> Gate:
         name = f"pass {asking.number}"

@@ -34,7 +34,8 @@ class Tally:
     def stop(self) -> None:
         self._ended = time.perf_counter()
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: Sample, *, reused: bool = False) -> None:
+        """Count a sample; one that is reused says nothing of how fast the server is."""
         counts = self.counts
         self._note_rejection(sample)
         failed = sample.status is Status.ERROR
@@ -45,12 +46,15 @@ class Tally:
             truncated=counts.truncated + (sample.status is Status.TRUNCATED),
             unanswered=counts.unanswered + (sample.status is Status.UNANSWERED),
             errors=counts.errors + failed,
-            retried=counts.retried + (not failed and sample.attempts > 1),
+            retried=counts.retried + (not failed and not reused and sample.attempts > 1),
+            reused=counts.reused + reused,
         )
         if failed:
             return
         for scorer, right in sample.scores.items():
             self.correct_by_scorer[scorer] = self.correct_by_scorer.get(scorer, 0) + right
+        if reused:
+            return
         if sample.latency is not None:
             self._latencies.append(sample.latency)
         if sample.generated_tokens is None or self.output_tokens is None:
