@@ -15,6 +15,7 @@ from harness.gates.calibration import Calibration, calibrate
 from harness.measuring import Measured, measure
 from harness.records import RunRecord, write_text
 from harness.serving import RunOptions
+from harness.standalone import api_key
 from harness.yaml_source import read_text
 
 
@@ -31,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="where the runs' records go")
 
 
-def run(arguments: argparse.Namespace, api_key: str | None = None) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Measure, then write.
 
     Raises ConfigError before anything starts, InfrastructureError where nothing can be derived from the runs.
@@ -39,9 +40,11 @@ def run(arguments: argparse.Namespace, api_key: str | None = None) -> int:
     if arguments.runs < 2:
         raise ConfigError(f"--runs {arguments.runs}: noise shows from two runs on")
     entry = _entry(arguments.config, arguments.task)
+    if entry.config.task == "perplexity":
+        raise ConfigError("calibrate derives an accuracy: for task: perplexity store a baseline with --save-baseline")
     options = RunOptions(
         base_url=arguments.base_url,
-        api_key=api_key,
+        api_key=api_key(),
         data_dir=arguments.data_dir,
         serve_command=arguments.serve_command,
         gpu_choice=arguments.gpus,

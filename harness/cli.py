@@ -5,21 +5,30 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-from harness import (
-    __version__,
-    calibrate_command,
-    check_command,
-    compare_command,
-    datasets,
-    new_config,
-    smoke_command,
-    standalone,
-)
+from harness import __version__, datasets
 from harness.config import schema
 from harness.errors import AccuracyGateError, ConfigError
 
+COMMANDS = {
+    "eval": ("standalone", "evaluate a running server"),
+    "smoke": ("smoke_command", "40 easy questions: is something obviously broken?"),
+    "new": ("new_config", "write a config with a measured threshold"),
+    "calibrate": ("calibrate_command", "measure a config's noise; write baseline and tolerance"),
+    "check": ("check_command", "check lists and YAMLs without running them"),
+    "compare": ("compare_command", "what changed between two runs"),
+    "show": ("show_command", "a run, a config or a sample in the terminal"),
+    "report": ("report_command", "render a run's reports again from its record"),
+    "history": ("history_command", "how configs fared over many runs"),
+    "list": ("list_command", "what would run, and as which CI jobs"),
+    "merge": ("merge_command", "the records of several jobs as one run"),
+    "run": ("run_command", "run lists here, or on a Ray cluster"),
+    "gpus": ("gpus_command", "the GPUs of this machine and who holds them"),
+    "cache": ("cache_command", "the sample cache: list, prune, clear"),
+}
+"""What each is called: the module that holds it, with add_options and run, and what it does."""
 SCHEMA_PATH = Path(__file__).resolve().parent.parent / "configs" / "schema.json"
 
 
@@ -50,33 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--data-dir", type=Path, help="check this folder instead of the cache")
     verify.set_defaults(run=_data_verify)
 
-    evaluation = commands.add_parser("eval", help="evaluate a running server", description=standalone.__doc__)
-    standalone.add_options(evaluation)
-    evaluation.set_defaults(run=standalone.run)
-
-    check = commands.add_parser("check", help="check lists and YAMLs without running them")
-    check_command.add_options(check)
-    check.set_defaults(run=check_command.run)
-
-    comparison = commands.add_parser("compare", help="what changed between two runs")
-    compare_command.add_options(comparison)
-    comparison.set_defaults(run=compare_command.run)
-
-    smoke = commands.add_parser("smoke", help="40 easy questions: is something obviously broken?")
-    smoke_command.add_options(smoke)
-    smoke.set_defaults(run=smoke_command.run)
-
-    new = commands.add_parser("new", help="write a config with a measured threshold", description=new_config.__doc__)
-    new_config.add_options(new)
-    new.set_defaults(run=new_config.run)
-
-    calibration = commands.add_parser(
-        "calibrate",
-        help="measure a config's noise; write baseline and tolerance",
-        description=calibrate_command.__doc__,
-    )
-    calibrate_command.add_options(calibration)
-    calibration.set_defaults(run=lambda arguments: calibrate_command.run(arguments, standalone.api_key()))
+    for name, (module, said) in COMMANDS.items():
+        command = import_module(f"harness.{module}")
+        one = commands.add_parser(name, help=said, description=command.__doc__)
+        command.add_options(one)
+        one.set_defaults(run=command.run)
 
     schemas = commands.add_parser("schema", help="write configs/schema.json from the config model")
     schemas.add_argument("--check", action="store_true", help="write nothing; exit 1 where the file is stale")
