@@ -14,6 +14,7 @@ AccuracyGateError
     │   └── ServerDied             it was ready and then ended while being asked
     ├── RequestsFailed         more requests than allowed got no answer
     ├── GpusMissing            the machine has fewer GPUs than the config needs (--require-gpus)
+    ├── GpusBusy               other runs held the GPUs for longer than this one was to wait
     ├── GpuMemoryHeld          a GPU's memory did not come back after a server
     ├── OutOfTime              the config's max_seconds were over
     ├── CountersUnavailable    /metrics could not give what a gate needs
@@ -120,3 +121,7 @@ class GpuMemoryHeld(InfrastructureError):
 
 class GpusMissing(InfrastructureError):
     """This machine has fewer GPUs than the config needs, and --require-gpus was given."""
+
+
+class GpusBusy(InfrastructureError):
+    """Other runs held the GPUs for longer than this one was to wait; the message names them."""

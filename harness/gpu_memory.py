@@ -14,6 +14,8 @@ from harness.gpus import Gpu
 MARGIN_BYTES = 512 * 1024**2
 """A driver context of somebody else's comes and goes with so much."""
 WAIT_SECONDS = 60.0
+SETTLE_SECONDS = 2.0
+"""A process that ended takes less to give its memory back; a cancelled job has no time for more."""
 POLL_SECONDS = 0.2
 GIB = 1024**3
 
@@ -36,7 +38,11 @@ class MemoryReader(Protocol):
 
 
 class GpuMemory:
-    """What each GPU held before the first server of this process was started on it."""
+    """What each GPU held before the first server of this process was started on it.
+
+    All of this is for GPUs that one server has for itself. On a shared one the driver does not tell whose memory it is,
+    and that no process of ours is left, which is made sure of at every stop, is all that can be known.
+    """
 
     def __init__(self, reader: MemoryReader | None = None, *, wait: float = WAIT_SECONDS) -> None:
         self._reader = reader or NvmlReader()
@@ -61,6 +67,16 @@ class GpuMemory:
                 found[gpu.uuid] = used
                 self._before.setdefault(gpu.uuid, used)
         return found
+
+    def settled(self, gpus: Sequence[Gpu]) -> Mapping[str, int]:
+        """Give the driver a moment to take a stopped server's memory back, and read what is held then."""
+        deadline = time.monotonic() + min(SETTLE_SECONDS, self._wait)
+        while True:
+            found = self.used(gpus)
+            late = [uuid for uuid, used in found.items() if used > self._before.get(uuid, used) + MARGIN_BYTES]
+            if not late or time.monotonic() >= deadline:
+                return found
+            time.sleep(POLL_SECONDS)
 
     def used(self, gpus: Sequence[Gpu]) -> Mapping[str, int]:
         """Read what each GPU holds now, in bytes by UUID; those that cannot be read are left out."""

@@ -201,7 +201,7 @@ def sglang_gpus_needed(arguments: Sequence[str]) -> int:
     no whole number of at least 1.
     """
     sizes = dict.fromkeys(("tensor", "pipeline", "data", "nodes"), 1)
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         flag, equals, value = argument.partition("=")
         if flag in _SGLANG_SIZES:
             text = value if equals else following

@@ -80,6 +80,7 @@ class _Evaluation:
             raise GpusMissing(self.listed.unmet)
         self.task = build_task(config, folder=self.listed.path.parent, data_dir=self.options.data_dir)
         self.baseline = baseline_for(config, self.listed.path.parent, self.task)
+        self.serving.say = self.progress.stage
         self.progress.stage("starting")
         self.engine = self.serving.engine()
         self.progress.stage("asking")
@@ -192,7 +193,7 @@ class _Evaluation:
 
     def _server(self) -> dict[str, Any]:
         info = self.asking.backend if self.asking else None
-        return server_facts(self.listed.config, self.engine, info, self.serving.gpu_names)
+        return server_facts(self.listed.config, self.engine, info, self.serving.gpu_names) | self.serving.gpu_facts
 
 
 def _decide(gates: tuple[Gate, ...], fault: BaseException | None) -> tuple[Verdict, str]:

@@ -97,6 +97,7 @@ def settings_of_result(result: Mapping[str, Any], run: Mapping[str, Any]) -> Set
         "prompts": task.get("prompts_sha256"),
         "server version": server.get("version"),
         "GPUs": _gpus(server["gpus"] if "gpus" in server else run.get("gpus"), run.get("platform")),
+        "GPU share": _share(server.get("lease") or {}),
         "harness version": environment.get("harness_version"),
     }
     return Settings(
@@ -147,6 +148,11 @@ def _worked_examples(task: Mapping[str, Any]) -> str | None:
         return None
     content = hashlib.sha256(str(task.get("fewshot_prefix", "")).encode()).hexdigest()[:8]
     return f"{task['fewshot']} ({content})" if task["fewshot"] else "0"
+
+
+def _share(lease: Mapping[str, Any]) -> str | None:
+    share = lease.get("share")
+    return None if share is None else f"{share:g}, beside {len(lease.get('neighbours') or ())} others"
 
 
 def _gpus(gpus: object, platform: object) -> str | None:

@@ -22,6 +22,13 @@ class Cause:
 # vLLM says "Address already in use. Retrying with a new port." of ports it merely tries, and goes on.
 _PORT = r"(?:address already in use(?!\. Retrying)|EADDRINUSE|\[Errno 98\])"
 
+_MEASURED_NEIGHBOURS = r"Error in memory profiling\. Initial (?:free|used) memory"
+_SHARING = (
+    (_MEASURED_NEIGHBOURS, "a neighbour on its GPU gave memory back while vLLM measured its own"),
+    (r"No available memory for the cache blocks", "memory profiling counted its neighbours on the GPU"),
+    (r"less than desired GPU memory utilization", "a neighbour on its GPU held more than its share for a moment"),
+)
+
 
 def _cause(pattern: str, remedy: str) -> Cause:
     return Cause(pattern=re.compile(pattern, re.IGNORECASE | re.MULTILINE), remedy=remedy)
@@ -73,6 +80,10 @@ _CAUSES = (
         "--max-model-len or --max-num-seqs",
     ),
     _cause(
+        _MEASURED_NEIGHBOURS,
+        "another process gave GPU memory back while vLLM measured its own: start again, or say gpu_share",
+    ),
+    _cause(
         r"No module named ['\"]?([\w.]+)|ImportError: (.{1,200}(?:cannot open shared object file|undefined symbol))",
         "a package is missing or does not fit the others ({}{}): install it in the server's environment",
     ),
@@ -92,3 +103,8 @@ def likely_cause(log_tail: str) -> str | None:
 def port_in_use(log_tail: str) -> bool:
     """Tell whether the server ended because its port was taken: then another port may do."""
     return re.search(_PORT, log_tail, re.IGNORECASE) is not None
+
+
+def disturbed_by_neighbours(log_tail: str) -> str | None:
+    """Say how the others on a shared GPU ended the server, where another start may do; None where they did not."""
+    return next((said for pattern, said in _SHARING if re.search(pattern, log_tail, re.IGNORECASE)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,13 +64,22 @@ class ServerSpec:
         return (*self.secrets, *secret_values(self.env), *([self.api_key] if self.api_key else []))
 
 
+Take = Callable[[ServerSpec], Child | None]
+"""Makes a running process of somebody's this server's, or gives None."""
+
+
 class ServerProcess:
     """A server that is started once, and stopped with everything that came from it."""
 
     def __init__(
-        self, spec: ServerSpec, *, stop_seconds: StopSeconds | None = None, ports: PortBlock | None = None
+        self,
+        spec: ServerSpec,
+        *,
+        stop_seconds: StopSeconds | None = None,
+        ports: PortBlock | None = None,
+        started_ahead: Take | None = None,
     ) -> None:
-        """`ports`, if given, are released by `stop`."""
+        """`ports`, if given, are released by `stop`; `started_ahead` may give a process to use for a new one."""
         self.spec = spec
         self.ready_at: float | None = None
         """Seconds since the epoch; None until ready."""
@@ -77,6 +87,7 @@ class ServerProcess:
         """Measured, from start to ready; None until ready."""
         self._stop_seconds = stop_seconds or StopSeconds()
         self._ports = ports
+        self._started_ahead = started_ahead
         self._child: Child | None = None
         self._log = ServerLog(spec.log_path, spec.all_secrets)
         self._stopped = False
@@ -166,10 +177,12 @@ class ServerProcess:
         spec = self.spec
         try:
             spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-            self._child = Child(
-                spec.argv, env=spec.env, log_path=spec.log_path, run_id=spec.run_id, seconds=self._stop_seconds
-            )
-            self._child.start()
+            self._child = self._started_ahead(spec) if self._started_ahead is not None else None
+            if self._child is None:
+                self._child = Child(
+                    spec.argv, env=spec.env, log_path=spec.log_path, run_id=spec.run_id, seconds=self._stop_seconds
+                )
+                self._child.start()
         except OSError as error:
             raise ServerError(f"{spec.served_model}: no process or log {spec.log_path}: {error}") from error
         return self._child
@@ -250,19 +263,38 @@ class ServerProcess:
 
 
 def start_with_retry(
-    make_spec: Callable[[PortBlock], ServerSpec], *, attempts: int = 3, stop_seconds: StopSeconds | None = None
+    make_spec: Callable[[PortBlock], ServerSpec],
+    *,
+    attempts: int = 3,
+    stop_seconds: StopSeconds | None = None,
+    started_ahead: Take | None = None,
 ) -> ServerProcess:
-    """Start a server, again on other ports when another process was there first; its ports are kept until `stop`."""
+    """Start a server, again on other ports when another process was there first; its ports are kept until `stop`.
+
+    `started_ahead` may give a process for the first attempt.
+    """
     for attempt in range(1, attempts + 1):
         ports = PortBlock.reserve()
         try:
-            server = ServerProcess(make_spec(ports), stop_seconds=stop_seconds, ports=ports)
+            server = ServerProcess(
+                make_spec(ports),
+                stop_seconds=stop_seconds,
+                ports=ports,
+                started_ahead=started_ahead if attempt == 1 else None,
+            )
             server.start()
         except BaseException as error:
             ports.release()
             taken = isinstance(error, PortTaken) or (isinstance(error, ServerExited) and server.lost_its_port())
             if not taken or attempt == attempts:
                 raise
+            _note_attempt(server.spec.log_path, f"its port was lost: attempt {attempt + 1} of {attempts} on others")
         else:
             return server
     raise ValueError(f"attempts must be at least 1, not {attempts}")
+
+
+def _note_attempt(log_path: Path, text: str) -> None:
+    """Say in the log, which holds all attempts, why it begins again; a log that cannot be written stops nothing."""
+    with contextlib.suppress(OSError), log_path.open("a", encoding="utf-8") as log:
+        log.write(f"accuracy-gate: started again: {text}\n")

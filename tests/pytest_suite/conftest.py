@@ -51,6 +51,7 @@ class MiniSuite:
 def mini_suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> MiniSuite:
     for name in ("CI", "ACCURACY_GATE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ACCURACY_GATE_LEASES", str(pytester.mkdir("leases")))
     suite = MiniSuite(pytester)
     shutil.copy(ROOT / "conftest.py", suite.path)
     (suite.path / "tests").mkdir()
