@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from harness.config_lists import ListedConfig
+from harness.durations import Durations
 from harness.errors import ConfigError
-from harness.pytest_servers import KeptServers
+from harness.pytest_options import add_options, options_of
+from harness.pytest_servers import KeptServers, MeasuredRuns, Pauses
 from harness.records import EvalResult, RunRecord
-from harness.reports.session import SessionReport, VerdictReports
+from harness.reports.session import SessionReport, VerdictReports, facts_of, uncaptured_stderr
 from harness.reports.terminal import LiveLine
 from harness.serving import RunOptions
-from harness.standalone import api_key
 from harness.suite import RunInfo, Suite, prepare
 
 ROOT = Path(__file__).resolve().parent
@@ -27,19 +28,7 @@ RECORD = pytest.StashKey[RunRecord]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    add = parser.getgroup("accuracy-gate").addoption
-    lists = "list of model configs; may be given again (configs/models-small.txt)"
-    add("--config-list-file", action="append", metavar="PATH", help=lists)
-    add("--results-dir", type=Path, default=Path("results"), metavar="DIR", help="where run records go (results)")
-    add("--base-url", metavar="URL", help="ask a server that already runs; nothing is started")
-    add(
-        "--serve-command", metavar="LINE", help="how servers are started: {model}, {host}, {port}, {args} are filled in"
-    )
-    add("--save-baseline", metavar="NAME", help="add each config that passes to the baselines in baselines/NAME")
-    add("--gpus", metavar="LIST", help="which of the visible GPUs to use: positions or UUIDs")
-    add("--require-gpus", action="store_true", help="too few GPUs for a config is a failure, not a skip")
-    add("--keep-server", action="store_true", help="leave servers running and say how to reach and stop them")
-    add("--data-dir", type=Path, metavar="DIR", help="folder with GSM8K's train.jsonl and test.jsonl")
+    add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,24 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # The project's tests turn warnings into errors; a gate must not go red over a dependency's deprecation.
     config.addinivalue_line("filterwarnings", "default")
     collecting = config.option.collectonly
-    if config.option.keep_server and getattr(config.option, "numprocesses", None):
-        raise pytest.UsageError("--keep-server needs one process: leave out -n")
-    options = RunOptions(
-        base_url=config.option.base_url,
-        api_key=api_key(),
-        data_dir=config.option.data_dir,
-        serve_command=config.option.serve_command,
-        save_baseline=ROOT / "baselines" / config.option.save_baseline if config.option.save_baseline else None,
-        keep_server=config.option.keep_server,
-        gpu_choice=config.option.gpus,
-        require_gpus=config.option.require_gpus,
-    )
+    cwd = config.invocation_params.dir
     try:
         config.stash[SUITE] = prepare(
             config.option.config_list_file,
             suite_root=ROOT,
-            cwd=config.invocation_params.dir,
-            options=options,
+            cwd=cwd,
+            options=options_of(config.option, cwd=cwd, suite_root=ROOT),
             starting=not collecting,
         )
         if not collecting:
@@ -89,10 +67,13 @@ def _make_record(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     if worker is not None:
         config.stash[RECORD] = RunRecord(Path(worker["accuracy_gate_run"]))
+        config.pluginmanager.register(Pauses(), "accuracy-gate-pauses")
         return
     record = RunRecord.create(config.invocation_params.dir / config.option.results_dir)
     config.stash[RECORD] = record
     config.pluginmanager.register(SessionReport(RunInfo(record, config.stash[SUITE])), "accuracy-gate-session")
+    measured = MeasuredRuns(config.stash[SUITE], record, Durations(ROOT / ".accuracy-gate" / "durations.json"))
+    config.pluginmanager.register(measured, "accuracy-gate-durations")
 
 
 def _interrupt(signum: int, frame: object) -> None:
@@ -129,17 +110,16 @@ def run_options(pytestconfig: pytest.Config) -> RunOptions:
 
 @pytest.fixture
 def live_line(listed: ListedConfig, pytestconfig: pytest.Config) -> Iterator[LiveLine]:
-    capture: Any = pytestconfig.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():
-        yield LiveLine(listed.id)
+    with uncaptured_stderr(pytestconfig) as stream:
+        line = LiveLine(listed.id, stream)
+        yield line
+        line.close()
 
 
 @pytest.fixture
 def record_result(request: pytest.FixtureRequest) -> Callable[[EvalResult], None]:
     def record(result: EvalResult) -> None:
         # Not record_property, which warns about the default JUnit family.
-        facts = result.to_json()
-        names = ("accuracy", "floor", "num_questions", "questions_per_second", "tokens_per_second")
-        request.node.user_properties.extend((name, facts[name]) for name in names)
+        request.node.user_properties.extend(facts_of(result))
 
     return record

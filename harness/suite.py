@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from harness.against_baseline import check_baselines
-from harness.backends.llm_arguments import check_offline
+from harness.backends.cached import check_cacheable
+from harness.backends.registry import Start, build_backend
 from harness.backends.server import root_url
-from harness.config import BackendName
 from harness.config_lists import ListedConfig, find_list, load_lists
 from harness.config_types import check_serve_command
 from harness.errors import AccuracyGateError, ConfigError
 from harness.gpu_tools import discover
+from harness.listing import chosen, parse_shard, shard_of
 from harness.placement import Placement, find_placement
 from harness.records import Row, RunRecord, environment, now
+from harness.reports.pointers import options_given, places
 from harness.servers.embedded_model import check_embedded, is_embedded
-from harness.servers.vllm import check_command
 from harness.serving import RunOptions
 from harness.tasks.build import check_own_data
 
@@ -43,8 +45,10 @@ def prepare(lists: Sequence[str], *, suite_root: Path, cwd: Path, options: RunOp
     `starting` is false where tests are only collected: then nothing need be installed. Raises ConfigError.
     """
     paths = tuple(find_list(name, suite_root=suite_root, cwd=cwd) for name in lists or [DEFAULT_LIST])
-    listed = load_lists(paths)
+    listed = _selected(load_lists(paths), options)
     _check_options(options)
+    if options.backend is not None:
+        listed = tuple(_answered_by(options.backend, entry) for entry in listed)
     placements: tuple[Placement, ...] = ()
     if starting and options.base_url is None:
         listed, placements = _place(listed, options)
@@ -53,6 +57,22 @@ def prepare(lists: Sequence[str], *, suite_root: Path, cwd: Path, options: RunOp
     if faults:
         raise ConfigError(*dict.fromkeys(faults))
     return Suite(lists=paths, listed=listed, options=options, placements=placements)
+
+
+def _selected(listed: tuple[ListedConfig, ...], options: RunOptions) -> tuple[ListedConfig, ...]:
+    if options.configs is not None and options.shard is not None:
+        raise ConfigError("--configs and --shard both choose configs: give one")
+    if options.configs is not None:
+        return chosen(listed, options.configs)
+    return shard_of(listed, *parse_shard(options.shard)) if options.shard is not None else listed
+
+
+def _answered_by(backend: str, entry: ListedConfig) -> ListedConfig:
+    file = replace(entry.file, raw={**entry.file.raw, "backend": backend})
+    try:
+        return replace(entry, file=file, config=file.on(None, entry.task))
+    except ConfigError as error:
+        raise ConfigError(*(f"--backend {backend}: {fault}" for fault in error.faults)) from error
 
 
 def _check_options(options: RunOptions) -> None:
@@ -89,15 +109,11 @@ def _faults(entry: ListedConfig, options: RunOptions, *, starting: bool) -> Sequ
         check_own_data(entry.config, folder=entry.path.parent)
         if is_embedded(entry.config.model_name):
             check_embedded(entry.config.model_name, installed=starting and options.base_url is None)
+        if options.cache is not None:
+            check_cacheable(entry.config, options.cache, saves_baseline=options.save_baseline is not None)
         if starting:
             check_baselines(entry, data_dir=options.data_dir, save_to=options.save_baseline)
-        offline = entry.config.backend is BackendName.VLLM_OFFLINE
-        if offline:
-            check_offline(entry.config)
-        if starting and options.base_url is None and entry.skip is None and entry.unmet is None and not offline:
-            check_command(entry.config.serve_command or options.serve_command)
-        if offline and options.base_url is not None:
-            return [f"{entry.path}: backend: vllm-offline asks no server: leave out --base-url"]
+        _check_backend(entry, options, starting=starting)
     except ConfigError as error:
         return error.faults
     except AccuracyGateError as error:
@@ -105,13 +121,28 @@ def _faults(entry: ListedConfig, options: RunOptions, *, starting: bool) -> Sequ
     return []
 
 
+def _check_backend(entry: ListedConfig, options: RunOptions, *, starting: bool) -> None:
+    config = entry.config
+    kind = build_backend(config.backend)
+    if options.base_url is not None and not kind.attaches:
+        raise ConfigError(f"{entry.path}: backend: {kind.name} asks no server: leave out --base-url")
+    if starting and entry.skip is None and entry.unmet is None:
+        start = Start(
+            log_path=Path(),
+            serve_command=options.serve_command,
+            base_url=options.base_url,
+            api_key=options.api_key,
+        )
+        kind.check(config, start)
+
+
 class RunInfo:
     """What `run.json` says of the whole run, written at its start and again at its end."""
 
     def __init__(self, record: RunRecord, suite: Suite) -> None:
         self.record = record
-        self.lists = suite.lists
-        self._info = {
+        self.suite = suite
+        self.facts: dict[str, Any] = {
             "started": now(),
             "finished": None,
             "lists": [str(path) for path in suite.lists],
@@ -119,8 +150,12 @@ class RunInfo:
             "environment": environment(),
             "platform": ", ".join(sorted({str(p.platform) for p in suite.placements})) or "unknown",
             "gpus": [asdict(gpu) for gpu in suite.options.gpus],
+            "options": options_given(suite.options),
+            "written_at": {entry.id: places(entry) for entry in suite.listed},
         }
-        record.write_run(self._info)
+        record.write_run(self.facts)
 
-    def finish(self, exit_code: int) -> list[Row]:
-        return self.record.write_run({**self._info, "finished": now(), "exit_code": exit_code})
+    def finish(self, exit_code: int, skipped: Mapping[str, str]) -> list[Row]:
+        """Write `run.json` for the last time; `skipped` says why configs did not run, by id."""
+        ended = {"finished": now(), "exit_code": exit_code, "skipped": dict(skipped)}
+        return self.record.write_run({**self.facts, **ended})
