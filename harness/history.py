@@ -43,6 +43,13 @@ def past_runs(results_dir: Path, config_id: str | None = None) -> list[PastRun]:
     return sorted(found, key=lambda past: (past.started, past.run_id))
 
 
+def runs_before(folder: Path) -> tuple[PastRun, ...]:
+    """Return what a run's results folder holds of runs that began before it."""
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    started = str(run.get("started") or "")
+    return tuple(past for past in past_runs(folder.absolute().parent) if past.started < started)
+
+
 def update(results_dir: Path, *, rebuild: bool = False) -> History:
     """Add the finished runs below `results_dir` to its index, and read that.
 

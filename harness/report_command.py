@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.errors import ConfigError
-from harness.history import past_runs
+from harness.history import runs_before
 from harness.records import SCHEMA_VERSION
-from harness.reports.page import PastRun, write_page
+from harness.reports.page import write_page
 from harness.reports.write import write_reports
 
 LATEST = "latest"
@@ -40,13 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 def render(folder: Path) -> tuple[Path, Path]:
     """Write `report.md` and `report.html`, the latter with the earlier runs of the same results folder."""
     check_versions(folder)
-    return write_reports(folder), write_page(folder, history=_history(folder))
-
-
-def _history(folder: Path) -> tuple[PastRun, ...]:
-    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    started = str(run.get("started") or "")
-    return tuple(past for past in past_runs(folder.absolute().parent) if past.started < started)
+    return write_reports(folder), write_page(folder, history=runs_before(folder))
 
 
 def find_run_folder(name: str, results_dir: Path) -> Path:

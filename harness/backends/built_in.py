@@ -32,7 +32,12 @@ def _vllm(config: ModelConfig, start: Start) -> Iterator[Engine]:
         yield attached_to(start.base_url, start.api_key, config, Endpoint)
         return
     with vllm_server(
-        config, start.log_path, serve_command=start.serve_command, env=start.env, within=start.within
+        config,
+        start.log_path,
+        serve_command=start.serve_command,
+        env=start.env,
+        within=start.within,
+        started_ahead=start.started_ahead,
     ) as server:
         yield server
 

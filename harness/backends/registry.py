@@ -17,6 +17,7 @@ from harness.errors import ConfigError
 if TYPE_CHECKING:
     from harness.config import ModelConfig
     from harness.servers.endpoint import Engine
+    from harness.servers.process import Take
 
 GROUP = "accuracy_gate.backends"
 BUILT_IN: Mapping[str, str] = {
@@ -43,6 +44,8 @@ class Start:
     base_url: str | None = None
     """An engine that runs already, for backends that can be attached to one."""
     api_key: str | None = None
+    started_ahead: Take | None = None
+    """May give a process that waits to be a server, for backends that can use one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

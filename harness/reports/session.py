@@ -14,10 +14,13 @@ import pytest
 
 from harness.errors import AccuracyGateError, DataUnavailable, GateFailed, InfrastructureError
 from harness.gates.threshold import Verdict
+from harness.history import runs_before, update
 from harness.records import EvalResult, Row
 from harness.redaction import redact
 from harness.reports import github
 from harness.reports.documents import RunDocument, read_run
+from harness.reports.page import write_page
+from harness.reports.page.write import NAME as PAGE
 from harness.reports.terminal import Outcome, run_lines, table
 from harness.reports.untrusted import escaped
 from harness.reports.write import NAME, publish
@@ -161,6 +164,17 @@ class SessionReport:
             self._warnings.append(str(error))
         else:
             self._warnings += publish(self._run, folder, os.environ)
+            self._warnings += self._write_page(folder, interrupted=exitstatus == pytest.ExitCode.INTERRUPTED)
+
+    def _write_page(self, folder: Path, *, interrupted: bool) -> Iterator[str]:
+        """Write `report.html`, unless the job is being cancelled: it has seconds left then, and its record is whole."""
+        if interrupted:
+            return
+        try:
+            update(folder.parent)
+            write_page(folder, history=runs_before(folder))
+        except (AccuracyGateError, OSError) as error:
+            yield f"no report.html: {error}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         terminalreporter.section("accuracy")
@@ -169,7 +183,8 @@ class SessionReport:
         for warning in self._warnings:
             terminalreporter.write_line(f"WARNING: {escaped(warning)}", yellow=True)
         folder = self._info.record.folder
-        terminalreporter.write_line(f"record: {folder}, report: {folder / NAME}")
+        page = folder / PAGE
+        terminalreporter.write_line(f"record: {folder}, report: {page if page.is_file() else folder / NAME}")
 
     def _lines(self, config: pytest.Config) -> Iterator[str]:
         writer = config.get_terminal_writer()

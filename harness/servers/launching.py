@@ -21,7 +21,7 @@ from harness.servers.containers import is_container, new_name, remove_container
 from harness.servers.embedded_model import embedded_version, is_embedded, model_folder
 from harness.servers.endpoint import Endpoint
 from harness.servers.ports import PortBlock
-from harness.servers.process import ServerProcess, ServerSpec, start_with_retry
+from harness.servers.process import ServerProcess, ServerSpec, Take, start_with_retry
 
 HOST = "127.0.0.1"
 SERVED_NAME = "--served-model-name"
@@ -49,10 +49,12 @@ def launched(
     argv: Callable[[Seat], tuple[str, ...]],
     env: Callable[[Seat], Mapping[str, str]],
     within: float = float("inf"),
+    started_ahead: Take | None = None,
 ) -> Iterator[ServerProcess]:
     """Run a server until the block is left, whatever happens in it; `env` makes its whole environment.
 
-    Raises ServerError where it does not become ready within `startup_max_wait_seconds` and `within`.
+    `started_ahead` may give a process for it. Raises ServerError where it does not become ready within
+    `startup_max_wait_seconds` and `within`.
     """
     key, name = secrets.token_urlsafe(24), new_name()
     words = shlex.split(template) if template else []
@@ -75,7 +77,7 @@ def launched(
     with ExitStack() as stack:
         if in_container:
             stack.callback(remove_container, words[0], name)
-        process = start_with_retry(spec)
+        process = start_with_retry(spec, started_ahead=started_ahead)
         stack.callback(process.stop)
         yield process
 

