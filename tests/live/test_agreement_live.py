@@ -43,7 +43,11 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (folder / "list.txt").write_text("".join(f"{backend}.yaml\n" for backend in BACKENDS))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--config-list-file={folder / 'list.txt'}"]
     done = subprocess.run(
-        [*command, f"--results-dir={folder / 'results'}"], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ)
+        [*command, f"--results-dir={folder / 'results'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=dict(os.environ),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     record = next((folder / "results").iterdir())

@@ -45,7 +45,10 @@ FAULTS = {
     "negative temperature": (BASE + "temperature: -1\n", "temperature: input should be greater than or equal to 0"),
     "zero seconds": (BASE + "request_timeout_seconds: 0\n", "greater than 0"),
     "acceptance length below 1": (BASE + "min_acceptance_length: 0.5\n", "greater than or equal to 1"),
-    "unknown task": (BASE + "task: gsm8\n", "task: input should be 'gsm8k', 'smoke', 'checks', 'choice' or 'perplexity', got \"gsm8\""),
+    "unknown task": (
+        BASE + "task: gsm8\n",
+        "task: input should be 'gsm8k', 'smoke', 'checks', 'choice' or 'perplexity', got \"gsm8\"",
+    ),
     "missing key": ("model_name: m\n", "accuracy_threshold is missing"),
     "empty model": ("model_name: ''\naccuracy_threshold: 0.5\n", "model_name: string should have at least 1"),
     "open quote in server_args": (BASE + 'server_args: "--x \'y"\n', "be split into arguments: No closing quotation"),

@@ -163,11 +163,15 @@ def test_a_users_document_is_kept_to_the_byte(tmp_path: Path) -> None:
 
 
 def test_the_shipped_documents_are_as_promised() -> None:
-    """30 documents of 60 to 150 words, all different from the first words on, some with letters beyond ASCII."""
+    """30 documents of 60 to 220 words, all different from the first words on, some in letters that are not Latin.
+
+    Those in Greek and Cyrillic show a weakened attention layer the most: their words are many tokens long.
+    """
     raw = PATH.read_bytes()
     assert raw.endswith(b"}\n")
     assert len(raw.splitlines()) == len(DOCUMENTS) == 30
-    assert all(60 <= len(row.text.split()) <= 150 for row in DOCUMENTS)
+    assert all(60 <= len(row.text.split()) <= 220 for row in DOCUMENTS)
     assert len({row.text[:20] for row in DOCUMENTS}) == 30
-    assert 3 <= sum(not row.text.isascii() for row in DOCUMENTS) <= 8
+    assert 8 <= sum(not row.text.isascii() for row in DOCUMENTS) <= 15
+    assert sum(any("\u0370" <= letter <= "\u04ff" for letter in row.text) for row in DOCUMENTS) >= 5
     assert all(row.text == row.text.strip() for row in DOCUMENTS)

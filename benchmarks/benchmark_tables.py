@@ -1,0 +1,313 @@
+"""Write docs/benchmarks.md from what `gpu_host.sh` brought back: `benchmark_tables.py RECORDS…` (packed or folders).
+
+Every number, version and command comes from the records; where they hold nothing of a kind its section is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).with_name("gpu_host")))
+
+from host_records import HostRecords, by_server  # noqa: E402
+from paired_runs import judged  # noqa: E402
+from start_phases import starts_below  # noqa: E402
+
+WAYS = {
+    "list": "one after another",
+    "ahead": "one after another, the next one's process started ahead",
+    "shared": "side by side, sharing the GPU",
+}
+OF_BEST, SHARED_PART = 0.98, 1 / 3
+"""What is asked for: questions per second against the plain loop at its best, wall clock against one after another."""
+GIB = 1024**3
+INTRO = """\
+# Benchmarks
+
+Written by `benchmarks/benchmark_tables.py` from the records of `benchmarks/gpu_host.sh`; nothing is typed by hand.
+"""
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    yield ""
+    for cells in (heads, ["---"] * len(heads), *rows):
+        yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    yield ""
+
+
+def number(value: float | None, spec: str = ".1f") -> str:
+    return "-" if value is None else format(value, spec)
+
+
+def host(records: HostRecords) -> Iterator[str]:
+    """What it ran on."""
+    facts = records.document("host")
+    if not facts:
+        return
+    yield "## Host"
+    gpus = [f"{gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, compute capability {gpu['arch']}" for gpu in facts["gpus"]]
+    rows = [
+        ("GPUs", "; ".join(gpus) or "none"),
+        ("driver", facts["driver"]),
+        ("processor", f"{facts['processor']}, {facts['cores']} cores, {facts['memory'] / GIB:.0f} GiB"),
+        ("kernel", facts["kernel"]),
+        ("Python", facts["python"]),
+        *facts["versions"].items(),
+        ("commit", facts["commit"]),
+    ]
+    yield from table(["what", "which"], rows)
+
+
+def throughput(records: HostRecords) -> Iterator[str]:
+    """The harness against a plain loop."""
+    found = records.document("throughput")
+    if not found:
+        return
+    yield "## Asking, against a plain loop of posts"
+    yield ""
+    yield (
+        f"{found['questions']} questions of one server, {found['model']}, its prefix cache warm. The plain loop is "
+        f"aiohttp with as many connections; {found.get('plain_default', 100)} is the library's default."
+    )
+    speeds = {(run["who"], run["concurrency"]): run["per_second"] for run in found["sweep"]}
+    rows = []
+    for concurrency in sorted({run["concurrency"] for run in found["sweep"]}):
+        plain, harness = speeds.get(("plain", concurrency)), speeds.get(("harness", concurrency))
+        ratio = harness / plain if plain and harness else None
+        rows.append([concurrency, number(plain), number(harness), number(ratio, ".3f")])
+    yield from table(["at once", "plain, questions/s", "harness, questions/s", "ratio"], rows)
+    if found["rounds"]:
+        yield from rounds(found)
+
+
+def rounds(found: dict[str, Any]) -> Iterator[str]:
+    """The harness at its default against the loop at its best and at its default, round by round."""
+    best, default, own = found["plain_best"], found["plain_default"], found["harness_default"]
+    rows, to_best, to_default = [], [], []
+    for count, (harness, plain_best, plain_default) in enumerate(found["rounds"], 1):
+        to_best.append(harness["per_second"] / plain_best["per_second"])
+        to_default.append(harness["per_second"] / plain_default["per_second"])
+        speeds = (number(run["per_second"]) for run in (harness, plain_best, plain_default))
+        rows.append([count, *speeds, number(to_best[-1], ".3f"), number(to_default[-1], ".3f")])
+    heads = ["round", f"harness at {own}", f"plain at {best}", f"plain at {default}", "to its best", "to its default"]
+    yield from table(heads, rows)
+    faster = sum(ratio > 1 for ratio in to_default)
+    yield (
+        f"Mean ratio to the plain loop's best {fmean(to_best):.3f}, the least {min(to_best):.3f} "
+        f"({_met(fmean(to_best) >= OF_BEST)}: {OF_BEST:g}); faster than at its default in {faster} of {len(rows)} "
+        "rounds."
+    )
+    runs, empty = [one[0] for one in found["rounds"]], found["empty"][0]
+    share = fmean((run["cpu"] - empty["cpu"]) / run["asking"] for run in runs)
+    plain_cpu = fmean(one[1]["cpu"] for one in found["rounds"])
+    peak = max(run["peak_memory"] for run in runs) / 1024**2
+    yield (
+        f"The harness used {share:.0%} of a core while it asked ({fmean(run['cpu'] for run in runs):.1f} s of "
+        f"processor time in all, {empty['cpu']:.1f} s of them to get going; the plain loop {plain_cpu:.1f} s) and "
+        f"{peak:.0f} MiB."
+    )
+    yield ""
+
+
+def ways(records: HostRecords) -> Iterator[str]:
+    """The list run in different ways."""
+    found = {name: suite for name in WAYS if (suite := records.suite(name))}
+    if not found:
+        return
+    yield "## The list of configs, run in different ways"
+    base = found.get("list")
+    alone = _verdicts(base) if base else None
+    rows = []
+    for name, suite in found.items():
+        wall = suite["wall_seconds"]
+        ratio = wall / base["wall_seconds"] if base and alone and set(_verdicts(suite)) == set(alone) else None
+        same = "-" if alone is None else "yes" if _same(_verdicts(suite), alone) else "NO"
+        left = "nothing" if not suite["left"] else ", ".join(suite["left"])
+        back = {True: "yes", False: "NO", None: "-"}[suite["memory_is_back"]]
+        gpu = number(suite["gpu_seconds"], ".0f")
+        rows.append([WAYS[name], len(suite["configs"]), f"{wall:.0f}", number(ratio, ".2f"), gpu, same, left, back])
+    heads = ["way", "tasks", "wall clock, s", "of the first", "GPU-seconds", "same verdicts", "left", "GPU memory back"]
+    yield from table(heads, rows)
+    if base and (shared := found.get("shared")) and _verdicts(shared).keys() == _verdicts(base).keys():
+        part = shared["wall_seconds"] / base["wall_seconds"]
+        yield f"Sharing the GPU takes {part:.2f} of the wall clock ({_met(part <= SHARED_PART)}: {SHARED_PART:.2f})."
+    yield from per_config({name: by_server(suite["configs"]) for name, suite in found.items()})
+    for name, suite in found.items():
+        for config in suite["configs"]:
+            if config["verdict"] != "pass":
+                yield f"- {WAYS[name]}, {config['id']}: {config['verdict']}: {config['reason'].splitlines()[0][:300]}"
+        yield from (f"- {WAYS[name]}, {config}: skipped: {why}" for config, why in suite["skipped"].items())
+    yield ""
+
+
+def per_config(found: dict[str, dict[str, dict[str, Any]]]) -> Iterator[str]:
+    """From nothing to the verdict, config by config."""
+    servers = list(dict.fromkeys(server for way in found.values() for server in way))
+    heads = ["config"]
+    for name in found:
+        heads += [f"{name}: accuracy", "accepted", "start, s", "asking, s", "to the verdict, s"]
+    rows = []
+    for server in servers:
+        cells = [server]
+        for way in found.values():
+            row = way.get(server, {})
+            cells += [number(row.get("accuracy"), ".4f"), number(row.get("acceptance_length"), ".2f")]
+            cells += [number(row.get(key)) for key in ("startup", "asking", "seconds")]
+        rows.append(cells)
+    yield from table(heads, rows)
+
+
+def starts(records: HostRecords) -> Iterator[str]:
+    """Where the time of each start went."""
+    found = [(name, start) for name, start in starts_below(records.records) if start.total is not None]
+    if not found:
+        return
+    yield "## Where a start's time goes"
+    yield ""
+    yield "Seconds; compile and graphs are part of the engine's. Compiled before: found in an earlier start's cache."
+    rows = [
+        [
+            name.replace("suites/", ""),
+            *map(number, (s.total, s.imports, s.weights, s.engine, s.compile, s.graphs, s.server)),
+            "yes" if s.compiled_before else "no",
+        ]
+        for name, s in found
+    ]
+    heads = ["server", "start", "imports", "weights", "engine", "compile", "graphs", "server", "compiled before"]
+    yield from table(heads, rows)
+
+
+def repeats(records: HostRecords) -> Iterator[str]:
+    """Noise, what calibrate proposes, and whether the paired gate tells configs from bf16."""
+    folder = records.records / "calibrate"
+    found = judged(folder) if folder.is_dir() else {}
+    if not found:
+        return
+    yield "## The same questions again and again"
+    rows = []
+    for name, facts in found.items():
+        own = facts["noise"]
+        accuracies = ", ".join(f"{accuracy:.4f}" for accuracy in own["accuracies"])
+        deviations = f"{own['deviation']:.4f}", f"{own['deviation_by_chance']:.4f}"
+        proposed = own["threshold"], own["tolerance"], f"{own['drop_seen_paired']:.4f}"
+        flips = f"{own['flips_between_runs']:.1f}"
+        rows.append([name, own["questions"], accuracies, *deviations, flips, *proposed])
+    heads = ["config", "questions", "accuracy of each run", "deviation", "by chance", "flips between runs"]
+    yield from table([*heads, "threshold", "tolerance", "loss the paired gate sees"], rows)
+    rows = []
+    for name, facts in found.items():
+        for place, one in enumerate(facts.get("against_bf16", ()), 1):
+            rows.append([name, place, f"{one['flips']:.1f}", number(one["expected"]), one["changed"]])
+            rows[-1] += [f"{100 * one['loss']:+.2f}", f"{one['p_value']:.2g}", one["verdict"]]
+    if rows:
+        yield "Each run against the runs of bf16, itself left out:"
+        yield from table(["config", "run", "flips", "expected", "changed", "loss, points", "p", "verdict"], rows)
+    for name, facts in found.items():
+        if gate := facts.get("gate"):
+            yield f"- the paired gate on {name}: {gate['verdict']} after {gate['passes']} of 3 passes"
+    yield ""
+
+
+def red(records: HostRecords) -> Iterator[str]:
+    """The model that must go red."""
+    suite = records.suite("red")
+    if not suite:
+        return
+    yield "## A damaged model"
+    yield ""
+    yield f"{records.log('damage').strip()}; exit code {suite['exit_code']}."
+    rows = [
+        [config["id"], number(config["accuracy"], ".4f"), number(config["floor"], ".4f"), config["verdict"]]
+        for config in suite["configs"]
+    ]
+    yield from table(["config", "accuracy", "floor", "verdict"], rows)
+
+
+def checks(title: str, name: str) -> Callable[[HostRecords], Iterator[str]]:
+    def section(records: HostRecords) -> Iterator[str]:
+        found = records.suite(name).get("checks", [])
+        if found:
+            yield f"## {title}"
+            yield from table(
+                ["check", "holds", "seen"], [[c["what"], "yes" if c["held"] else "NO", c["seen"]] for c in found]
+            )
+
+    return section
+
+
+def steps(records: HostRecords) -> Iterator[str]:
+    """What was run."""
+    found = records.steps()
+    if not found:
+        return
+    yield "## Steps"
+    rows = []
+    for step in found:
+        outcome = (
+            "left out" if step["exit"] == -1 else "ran out of time" if step["exit"] in (124, 137) else step["exit"]
+        )
+        rows.append([step["name"], f"{step['seconds']:.0f}", outcome, f"`{step['command']}`"])
+    yield from table(["step", "seconds", "exit code", "command"], rows)
+
+
+SECTIONS = (
+    host,
+    throughput,
+    ways,
+    starts,
+    repeats,
+    red,
+    checks("Nothing is left", "leftovers"),
+    checks("Who gets which GPU", "several-gpus"),
+    steps,
+)
+
+
+def _met(holds: bool) -> str:
+    return "meets the target" if holds else "MISSES the target"
+
+
+def _verdicts(suite: dict[str, Any]) -> dict[str, str]:
+    return {config["id"]: config["verdict"] for config in suite["configs"]}
+
+
+def _same(some: dict[str, str], all_of_them: dict[str, str]) -> bool:
+    """Whether what ran in both came to the same."""
+    return bool(some) and all(all_of_them.get(config, verdict) == verdict for config, verdict in some.items())
+
+
+def render(records: HostRecords, sections: Sequence[Callable[[HostRecords], Iterator[str]]] = SECTIONS) -> str:
+    """Render the whole page."""
+    lines = [line for section in sections for line in section(records)]
+    text = "\n".join([INTRO, *lines])
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    return text.rstrip() + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", nargs="+", type=Path)
+    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "benchmarks.md", help="(%(default)s)")
+    parser.add_argument("--short", action="store_true", help="print it, without host and commands, and write nothing")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch:
+        records = HostRecords.merged(arguments.records, Path(scratch))
+        if arguments.short:
+            print(render(records, SECTIONS[1:-1]))
+            for step in records.steps():
+                print(f"{step['name']:24} {step['seconds']:7.1f} s of {step['limit']:4}, exit {step['exit']}")
+            return
+        arguments.to.write_text(render(records), encoding="utf-8")
+        print(f"{arguments.to}: written")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The records of `gpu_host.sh`: folders or packed files, of one call or several, put together and read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRecords:
+    """One folder that holds `records/`; what is missing reads as nothing."""
+
+    folder: Path
+
+    @classmethod
+    def merged(cls, sources: Sequence[Path], scratch: Path) -> HostRecords:
+        """Put packed files and folders together in `scratch`; what a later one holds again counts.
+
+        Raises ValueError for what is neither.
+        """
+        if len(sources) == 1 and sources[0].is_dir():
+            return cls(folder=sources[0])
+        for source in sources:
+            if source.is_dir():
+                shutil.copytree(source, scratch, dirs_exist_ok=True)
+            elif source.is_file() and tarfile.is_tarfile(source):
+                with tarfile.open(source) as packed:
+                    packed.extractall(scratch, filter="data")
+            else:
+                raise ValueError(f"{source}: neither a folder nor packed records")
+        return cls(folder=scratch)
+
+    @property
+    def records(self) -> Path:
+        return self.folder / "records"
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Read `records/NAME.json`; empty where there is none."""
+        path = self.records / f"{name}.json"
+        if not path.is_file():
+            return {}
+        read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return read
+
+    def suite(self, name: str) -> dict[str, Any]:
+        return self.document(f"suites/{name}")
+
+    def log(self, name: str) -> str:
+        """Read `records/NAME.log`; empty where there is none."""
+        path = self.records / f"{name}.log"
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+    def steps(self) -> list[dict[str, Any]]:
+        """List every step of every call in the order they began."""
+        lines = [
+            line
+            for path in sorted(self.records.glob("steps-*.jsonl"))
+            for line in path.read_text(encoding="utf-8").splitlines()
+        ]
+        found = {(step["name"], step["began"]): step for step in map(json.loads, lines)}
+        return sorted(found.values(), key=lambda step: float(step["began"]))
+
+
+def by_server(configs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Sum tasks of one server up: verdicts, accuracy of its first task, seconds from nothing to its last verdict."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for config in configs:
+        found.setdefault(config["id"].partition(":")[0], []).append(config)
+    return {server: _summed(rows) for server, rows in found.items()}
+
+
+def _summed(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    rows = sorted(rows, key=lambda row: str(row["started"]))
+    began, ended = (datetime.fromisoformat(text) for text in (rows[0]["started"], max(r["finished"] for r in rows)))
+    questions = next((row for row in rows if row["id"].endswith(":gsm8k")), rows[0])
+    return {
+        "verdicts": [row["verdict"] for row in rows],
+        "accuracy": questions["accuracy"],
+        "floor": questions["floor"],
+        "acceptance_length": questions["acceptance_length"],
+        "startup": rows[0]["startup"],
+        "asking": questions["asking"],
+        "seconds": (ended - began).total_seconds(),
+    }
