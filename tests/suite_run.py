@@ -31,7 +31,7 @@ class SuiteRun:
     @property
     def record(self) -> Path:
         """The run's folder; StopIteration until there is one."""
-        return next((self.folder / "results").glob("*"))
+        return next((self.folder / "results").glob("*/run.json")).parent
 
     def samples(self) -> list[dict[str, Any]]:
         return [row for path in self.folder.glob("results/*/*/samples.jsonl") for row in read_samples(path)]

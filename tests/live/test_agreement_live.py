@@ -50,7 +50,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         env=dict(os.environ),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    record = next((folder / "results").iterdir())
+    record = next((folder / "results").glob("*/run.json")).parent
     return {backend: record / backend for backend in BACKENDS}
 
 

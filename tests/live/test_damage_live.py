@@ -64,7 +64,7 @@ class Lab:
             [*command, f"--config-list-file={self.folder / f'{name}.txt'}"], cwd=ROOT, capture_output=True, text=True
         )
         assert done.returncode in {0, 1}, done.stdout + done.stderr
-        record = next(results.iterdir()) / name
+        record = next(results.glob("*/run.json")).parent / name
         return {task: json.loads((record / task / "result.json").read_text()) for task in baselines}
 
 
