@@ -49,7 +49,14 @@ class MiniSuite:
 
 @pytest.fixture
 def mini_suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> MiniSuite:
-    for name in ("CI", "ACCURACY_GATE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY", "PYTEST_ADDOPTS"):
+    for name in (
+        "PYTEST_XDIST_WORKER",
+        "CI",
+        "ACCURACY_GATE_API_KEY",
+        "OPENAI_API_KEY",
+        "VLLM_API_KEY",
+        "PYTEST_ADDOPTS",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ACCURACY_GATE_LEASES", str(pytester.mkdir("leases")))
     suite = MiniSuite(pytester)

@@ -69,7 +69,7 @@ def test_a_failure_explains_itself(mini_suite) -> None:
             "*wrong, such as:",
             "*question 0: gold *, said 999983: *",
             "*pytest --config-list-file=configs/models-small.txt --base-url=http*-k '[[]A[]]'",
-            "record: *report.md",
+            "record: *report.html",
         ]
     )
 
