@@ -77,6 +77,8 @@ def serve() -> None:
     assert engine.stdout is not None
     if engine.stdout.readline() != b"ready\n":
         sys.exit(engine.wait() or 1)
+    # Five waiting connections are too few for questions that come all at once: the sixth is asked again a second later.
+    ThreadingHTTPServer.request_queue_size = 512
     server = ThreadingHTTPServer(("127.0.0.1", port), _handler(model))
     server.daemon_threads = True
     try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from harness.backends.registry import build_backend
@@ -33,6 +34,7 @@ class Ahead:
         self._notes: list[str] = []
         self._following: tuple[ModelConfig, ...] = ()
         self._more = False
+        self._for_next: Callable[[], None] | None = None
 
     def follow(self, following: Sequence[ModelConfig], *, more: bool) -> None:
         """Say what comes after the present config, as far as that is known, and whether anything does."""
@@ -41,6 +43,10 @@ class Ahead:
     def ready_for(self, config: ModelConfig, *, serve_command: str | None, gpus: Sequence[Gpu]) -> None:
         """Have a process for a config that is about to wait for its GPUs; where it need not wait that costs nothing."""
         if self._prestart:
+            following = self._following[0] if self._following else config
+            self._for_next = partial(
+                self._have_spare, following, why_not(following, serve_command=serve_command, gpus=gpus)
+            )
             self._have_spare(config, why_not(config, serve_command=serve_command, gpus=gpus))
 
     def asking(self, config: ModelConfig, *, serve_command: str | None, gpus: Sequence[Gpu]) -> None:
@@ -59,6 +65,9 @@ class Ahead:
         child = spare.take(spec)
         if spare.note is not None:
             self._notes.append(spare.note)
+        # Its imports are over, and so the next one's may begin: longer than the asking, they would be waited for.
+        if self._more and self._for_next is not None:
+            self._for_next()
         return child
 
     def await_imports(self, seconds: float) -> bool:

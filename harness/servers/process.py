@@ -22,7 +22,8 @@ from harness.servers.ports import PortBlock, PortOwner, is_free, port_owner
 from harness.servers.readiness import Look, Probe, State
 from harness.servers.server_log import ServerLog
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
+FIRST_PAUSE, LONGEST_PAUSE, PAUSE_SHARE = 0.02, 0.5, 0.02
+"""Seconds between two polls, and their share of what was waited by then: a start is told late by a fiftieth at most."""
 TAIL_LINES = 40
 LOOPBACK = "127.0.0.1"
 
@@ -190,7 +191,6 @@ class ServerProcess:
     def _await_ready(self, child: Child) -> None:
         began = time.monotonic()
         deadline = began + self.spec.startup_seconds
-        pause = FIRST_PAUSE
         with Probe(self.spec.base_url, model=self.spec.served_model, api_key=self.spec.api_key) as probe:
             while True:
                 look = self._look(probe, child, deadline)
@@ -204,8 +204,8 @@ class ServerProcess:
                     return
                 if time.monotonic() >= deadline:
                     raise ServerNotReady(self._report(self._last_doing(look, waited)))
+                pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, waited * PAUSE_SHARE))
                 child.wait(min(pause, deadline - time.monotonic()))
-                pause = min(pause * 1.5, LONGEST_PAUSE)
 
     def _look(self, probe: Probe, child: Child, deadline: float) -> Look:
         """Poll once, and refuse an answer that is not our server's."""
