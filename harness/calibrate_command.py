@@ -54,6 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise InfrastructureError("\n".join(("nothing can be derived from these runs:", *measured.refusals)))
     found = calibrate(measured.answers, floor_before=float(entry.config.floor))
     _print(found, entry)
+    if found.threshold > 0 and found.tolerance >= found.threshold:
+        floor = f"{found.threshold} less {found.tolerance} is a floor that cannot fail"
+        raise ConfigError(f"{floor}: {found.questions} questions are too few; nothing was written")
     if not arguments.dry_run:
         _write(arguments.baseline or _baseline_path(entry), entry, measured, found)
     return 0
