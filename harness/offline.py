@@ -42,6 +42,13 @@ SETTINGS = (
     "request_timeout_seconds",
     "min_acceptance_length",
     "max_error_rate",
+    "choice_score",
+    "pairwise_tokenization",
+    "move_trailing_spaces",
+    "max_window",
+    "window_context",
+    "max_bits_per_byte",
+    "truncate_prompts",
 )
 """The keys of a config that say what is asked and what must hold, beside those that the function names itself."""
 

@@ -115,6 +115,10 @@ class Row:
     measures: Mapping[str, float] = field(default_factory=dict)
     change: Mapping[str, float] | None = None
     """Against the baseline: of accuracy, or of the mean score, with its unit as the name; None without one."""
+    drift: str | None = None
+    """What is to be said of scores that moved beyond numeric noise; None where they did not."""
+    reused: int = 0
+    """Answers that came from the sample cache or an interrupted run."""
 
     @classmethod
     def from_result(cls, result: Mapping[str, Any]) -> Self:
@@ -140,6 +144,8 @@ class Row:
             correct_by_scorer=result["correct_by_scorer"],
             measures=result.get("measures", {}),
             change=_change(result),
+            drift=_drift(result),
+            reused=counts.get("reused", 0),
         )
 
 
@@ -151,6 +157,11 @@ def _change(result: Mapping[str, Any]) -> Mapping[str, float] | None:
     if (values := against.get("values")) is not None:
         found["score"] = values["mean"]
     return found or None
+
+
+def _drift(result: Mapping[str, Any]) -> str | None:
+    found = (result.get("against_baseline") or {}).get("drift") or {}
+    return found["sentence"] if found.get("beyond_noise") else None
 
 
 class ConfigRecord:

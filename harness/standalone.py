@@ -24,6 +24,8 @@ from harness.records import ConfigRecord, EvalResult, write_json
 from harness.reports.terminal import LiveLine
 from harness.serving import RunOptions
 
+NO_MAXIMUM = 1e6
+"""Bits per byte: `eval` judges nothing."""
 API_KEY_VARIABLES = ("ACCURACY_GATE_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
 
 
@@ -34,7 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", help="its whole address instead, with or without /v1")
     parser.add_argument("--model", help="the served model (the only one that /v1/models lists)")
     parser.add_argument("--api-key", help=f"else ${', $'.join(API_KEY_VARIABLES)}")
-    parser.add_argument("--task", choices=["gsm8k", "smoke"], default="gsm8k", help="which questions (%(default)s)")
+    tasks = ["gsm8k", "smoke", "choice", "perplexity"]
+    parser.add_argument("--task", choices=tasks, default="gsm8k", help="which questions (%(default)s)")
     parser.add_argument("--data-dir", type=Path, help="folder with GSM8K's train.jsonl and test.jsonl")
     parser.add_argument("--num-questions", type=int, help="the first N questions (all of them)")
     parser.add_argument("--num-shots", type=int, default=5, help="worked examples before each (%(default)s)")
@@ -95,6 +98,7 @@ def _config(arguments: argparse.Namespace, model: str) -> ModelConfig:
         return ModelConfig(
             model_name=model,
             accuracy_threshold=0.0,
+            max_bits_per_byte=NO_MAXIMUM if arguments.task == "perplexity" else None,
             task=arguments.task,
             num_questions=arguments.num_questions,
             num_fewshot=arguments.num_shots,
@@ -146,12 +150,17 @@ def _figures(result: EvalResult, config: ModelConfig) -> dict[str, Any]:
         "scorer": config.scorer.value,
         "model": config.model_name,
         "server_version": result.server.get("version", "unknown"),
+        **result.measures,
     }
 
 
 def _print(figures: Mapping[str, Any]) -> None:
     interval = figures["interval"]
-    print(f"Accuracy: {figures['accuracy']:.4f} (95% interval {interval['low']:.4f} to {interval['high']:.4f})")
+    if figures["accuracy"] is not None:
+        print(f"Accuracy: {figures['accuracy']:.4f} (95% interval {interval['low']:.4f} to {interval['high']:.4f})")
+    for name in ("bits_per_byte", "token_perplexity", "word_perplexity", "margin_per_byte"):
+        if name in figures:
+            print(f"{name.replace('_', ' ').capitalize()}: {figures[name]:.4f}")
     print(f"Questions: {figures['num_questions']}, {figures['num_shots']} shots")
     for name in ("unanswered", "truncated", "errors"):
         print(f"{name.capitalize()}: {figures[name]}")

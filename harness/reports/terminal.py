@@ -214,6 +214,10 @@ def _notes(row: Row) -> Iterator[str]:
         low, high = (row.measures.get(f"margin_{end}") for end in ("low", "high"))
         interval = "" if low is None or high is None else f" (95% interval {low:+.4f} to {high:+.4f})"
         yield f"{name}: mean margin of the right choice {margin:+.4f}{interval}, {row.scorer}"
+    if row.drift is not None:
+        yield f"{name}: DRIFT: {escaped(row.drift)}"
+    if row.reused:
+        yield f"{name}: {row.reused} of {row.graded} answers were not asked now: from the cache or a resumed run"
 
 
 def run_lines(run: RunDocument, *, columns: int = 80, paint: Paint = plain) -> list[str]:

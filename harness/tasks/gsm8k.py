@@ -69,7 +69,7 @@ class WordProblems:
         sampling = sampling_of(config, stop=self.stop)
         prompt = fewshot_prompt(question, self.exemplars, config.gen_prefix)
         if not config.use_chat_completions:
-            return GenerateRequest(prompt=prompt, sampling=sampling)
+            return GenerateRequest(prompt=prompt, sampling=sampling, truncate_prompt=config.truncate_prompts)
         one_message = (ChatMessage(role="user", content=prompt),)
         turns = fewshot_turns(question, self.exemplars, config.gen_prefix)
         return GenerateRequest(

@@ -70,6 +70,12 @@ def test_chat_sends_one_user_message_as_vllm_does() -> None:
     assert request.sampling.stop == ()
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_prompts_are_cut_only_where_the_config_lets_them(cut: bool) -> None:
+    """truncate_prompts reaches every completion, and nothing is cut without it."""
+    assert {request.truncate_prompt for request in task(truncate_prompts=cut).requests} == {cut}
+
+
 def test_exemplars_can_be_turns() -> None:
     """With fewshot_as_multiturn each worked example is a question and its answer."""
     request = task(use_chat_completions=True, fewshot_as_multiturn=True).requests[0]
