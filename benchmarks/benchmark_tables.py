@@ -6,6 +6,7 @@ Every number, version and command comes from the records; where they hold nothin
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +58,6 @@ def host(records: HostRecords) -> Iterator[str]:
         ("GPUs", "; ".join(gpus) or "none"),
         ("driver", facts["driver"]),
         ("processor", f"{facts['processor']}, {facts['cores']} cores, {facts['memory'] / GIB:.0f} GiB"),
-        ("kernel", facts["kernel"]),
         ("Python", facts["python"]),
         *facts["versions"].items(),
         ("commit", facts["commit"]),
@@ -253,7 +253,9 @@ def steps(records: HostRecords) -> Iterator[str]:
         outcome = (
             "left out" if step["exit"] == -1 else "ran out of time" if step["exit"] in (124, 137) else step["exit"]
         )
-        rows.append([step["name"], f"{step['seconds']:.0f}", outcome, f"`{step['command']}`"])
+        # Where the script lay and where its files went is that host's own.
+        command = re.sub(r"\S*/(benchmarks/gpu_host\.sh(?: --cpu-rehearsal)?) \S+", r"\1 OUT", step["command"])
+        rows.append([step["name"], f"{step['seconds']:.0f}", outcome, f"`{command}`"])
     yield from table(["step", "seconds", "exit code", "command"], rows)
 
 

@@ -14,7 +14,8 @@ def compile_caches(environ: Mapping[str, str]) -> dict[str, str]:
 
     Unlike versions share the folders and nothing in them: vLLM's own folders are named by a hash over its version, its
     code, its variables and the config; Inductor's entries by torch's version, its source and the device; Triton's by
-    its source, the compiler and the target. What changes one of these compiles anew.
+    its source, the compiler and the target. What changes one of these compiles anew; the server's key is one of vLLM's
+    variables, which is why it is kept (`launching.kept_key`).
     """
     root = cache_root() / "compile"
     return {name: str(root / folder) for name, folder in FOLDERS.items() if not environ.get(name)}

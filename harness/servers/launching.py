@@ -8,14 +8,15 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.backends.server import root_url
+from harness.cache import cache_root
 from harness.config import ModelConfig
-from harness.errors import ConfigError, ModelUnavailable
+from harness.errors import ConfigError, DataUnavailable, ModelUnavailable
 from harness.redaction import redact_argv, redact_env
 from harness.servers.containers import is_container, new_name, remove_container
 from harness.servers.embedded_model import embedded_version, is_embedded, model_folder
@@ -56,9 +57,10 @@ def launched(
     `started_ahead` may give a process for it. Raises ServerError where it does not become ready within
     `startup_max_wait_seconds` and `within`.
     """
-    key, name = secrets.token_urlsafe(24), new_name()
+    name = new_name()
     words = shlex.split(template) if template else []
     in_container = bool(words) and is_container(words)
+    key = kept_key() if template is None else secrets.token_urlsafe(24)
 
     def spec(ports: PortBlock) -> ServerSpec:
         seat = Seat(port=ports.port, engine_port=ports.engine_port, key=key, name=name)
@@ -80,6 +82,27 @@ def launched(
         process = start_with_retry(spec, started_ahead=started_ahead)
         stack.callback(process.stop)
         yield process
+
+
+def kept_key() -> str:
+    """Return this user's key for servers of our own environment, made once; a new one where it cannot be kept.
+
+    vLLM hashes VLLM_API_KEY into the key of its compile cache (0.24; 0.32 no longer does): with a key per start nothing
+    was ever found there, and each start compiled for 12 to 37 s.
+    """
+    path, fresh = cache_root() / "server.key", secrets.token_urlsafe(24)
+    with suppress(OSError, DataUnavailable):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            suppress(FileExistsError),
+            os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,
+        ):
+            new.write(fresh)
+        seen = path.stat()
+        kept = path.read_text(encoding="ascii", errors="replace").strip()
+        if seen.st_uid == os.getuid() and not seen.st_mode & 0o077 and re.fullmatch(r"[\w-]{32}", kept):
+            return kept
+    return fresh
 
 
 def endpoint_of(process: ServerProcess, config: ModelConfig, kind: type[E]) -> E:

@@ -137,6 +137,7 @@ SOUND = {
     "context left to vLLM": BASE + TIGHT + "max_tokens: 9999\nserver_args: --max-model-len auto\n",
     "context fitted to memory": BASE + TIGHT + "max_tokens: 9999\nserver_args: --max-model-len -1\n",
     "a threshold of 1": "model_name: m\naccuracy_threshold: 1.0\ntolerance: 0.0\n",
+    "a measured tolerance": BASE + "tolerance: 0.008\nbaseline: baselines/c.json\n",
     "few questions, wide tolerance": BASE + "task: smoke\ntolerance: 0.25\n",
 }
 

@@ -12,6 +12,7 @@ import pytest
 
 from harness.config import ModelConfig
 from harness.errors import ConfigError
+from harness.servers.launching import kept_key
 from harness.servers.vllm import check_command, command, environment, find_vllm, served_model
 
 
@@ -126,3 +127,29 @@ def test_the_configs_env_comes_on_top() -> None:
         "VLLM_ENGINE_READY_TIMEOUT_S": "90",
     }
     assert "key" not in json.dumps(command(config(), "m", 1, template="x {model} {port} {args}"))
+
+
+def test_our_own_servers_have_one_key_that_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key per start would make vLLM compile anew each time; the file is this user's alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    key = kept_key()
+    assert len(key) == 32
+    assert kept_key() == key
+    path = tmp_path / "accuracy-gate" / "server.key"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("spoilt", ["readable by all", "torn", "no folder"])
+def test_a_key_that_cannot_be_trusted_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
+    """A key that others may read, or half a key, gives way to a new one for this start; nothing fails."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "accuracy-gate" / "server.key"
+    if spoilt == "no folder":
+        path.parent.write_text("in the way")
+    else:
+        kept = kept_key()
+        path.chmod(0o644 if spoilt == "readable by all" else 0o600)
+        path.write_text(kept if spoilt == "readable by all" else kept[:5])
+    first, second = kept_key(), kept_key()
+    assert len(first) == 32
+    assert first != second
