@@ -65,17 +65,20 @@ class Endpoint:
 
     def backend(self, config: ModelConfig) -> ServerBackend:
         """Make what asks it as the config says."""
-        return ServerBackend(
-            self.base_url,
-            model=self.model,
-            api_key=self.api_key,
-            concurrency=config.max_concurrency,
-            timeout=config.request_timeout_seconds,
-            death=self.death,
-            name_model=config.scorer is not Scorer.LAST_NUMBER,
-            tokenizer=self.tokenizer,
-            trust_remote_code=config.trust_remote_code,
-        )
+        return ServerBackend(self.base_url, **self.settings(config))
+
+    def settings(self, config: ModelConfig) -> dict[str, Any]:
+        """Say how any server is asked as the config says, beside where."""
+        return {
+            "model": self.model,
+            "api_key": self.api_key,
+            "concurrency": config.max_concurrency,
+            "timeout": config.request_timeout_seconds,
+            "death": self.death,
+            "name_model": config.scorer is not Scorer.LAST_NUMBER,
+            "tokenizer": self.tokenizer,
+            "trust_remote_code": config.trust_remote_code,
+        }
 
     def check_workers(self, methods: Sequence[str]) -> tuple[Gate, ...]:
         """Call each method of `startup_rpc_checks` on all workers.

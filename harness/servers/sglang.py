@@ -16,7 +16,7 @@ from types import MappingProxyType
 import requests
 
 from harness.backends.sglang_http import SglangBackend
-from harness.config import ModelConfig, Scorer
+from harness.config import ModelConfig
 from harness.errors import ConfigError, ServerError, ServerExited, ServerNotReady
 from harness.gates.threshold import Gate
 from harness.servers.endpoint import Endpoint
@@ -47,18 +47,7 @@ class SglangEndpoint(Endpoint):
 
     def backend(self, config: ModelConfig) -> SglangBackend:
         """Make what asks it as the config says."""
-        return SglangBackend(
-            self.base_url,
-            model=self.model,
-            api_key=self.api_key,
-            concurrency=config.max_concurrency,
-            timeout=config.request_timeout_seconds,
-            death=self.death,
-            name_model=config.scorer is not Scorer.LAST_NUMBER,
-            tokenizer=self.tokenizer,
-            trust_remote_code=config.trust_remote_code,
-            installed=self.installed,
-        )
+        return SglangBackend(self.base_url, installed=self.installed, **self.settings(config))
 
     def check_workers(self, methods: Sequence[str]) -> tuple[Gate, ...]:
         """Call nothing; raises ServerError where a method is named, for SGLang's workers cannot be asked."""
