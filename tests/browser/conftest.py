@@ -19,9 +19,13 @@ def chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next((found for name in names if (found := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def browser() -> Iterator[Browser]:
-    """Headless Chromium; a test that asks for it is skipped where there is none."""
+    """Headless Chromium; a test that asks for it is skipped where there is none.
+
+    One for each test: while Playwright's driver lives an event loop runs in this thread, and no other test could run
+    one of its own.
+    """
     executable = chromium()
     if executable is None:
         pytest.skip("there is no Chromium: `apt-get install chromium`, or name one in CHROMIUM")

@@ -331,16 +331,27 @@ def server_spec(installed: Installed, ports: PortBlock, of: ModelConfig) -> Serv
 
 
 def test_the_next_config_takes_what_was_started_for_it(ahead: Ahead, installed: Installed, ports: PortBlock) -> None:
-    """One process waits, however often that is asked for, and the next server is made of it."""
+    """One process waits, however often that is asked for; the next server is made of it, and another begins."""
     ahead.follow([config()], more=True)
     ahead.asking(config(), serve_command=None, gpus=())
     ahead.ready_for(config(), serve_command=None, gpus=())
     assert ahead.await_imports(30)
     spec = server_spec(installed, ports, config())
     with ServerProcess(spec, stop_seconds=QUICK, started_ahead=ahead.take) as server:
-        assert [seen["pid"] for seen in installed.imports() if seen["gpus"] == ""] == [server.pid]
-        assert not ahead.await_imports(0)
+        assert ahead.await_imports(30), "its imports are over, and so those of the next may begin"
+        waited = [seen["pid"] for seen in installed.imports() if seen["gpus"] == ""]
+        assert waited[0] == server.pid
+        assert len(waited) == 2
     assert ahead.facts() == {}
+
+
+def test_the_last_server_starts_nothing_more(ahead: Ahead, installed: Installed, ports: PortBlock) -> None:
+    """A process that nobody will take is not started."""
+    ahead.follow([], more=False)
+    ahead.ready_for(config(), serve_command=None, gpus=())
+    assert ahead.await_imports(30)
+    with ServerProcess(server_spec(installed, ports, config()), stop_seconds=QUICK, started_ahead=ahead.take):
+        assert not ahead.await_imports(0)
 
 
 def test_a_config_with_other_variables_does_not_take_it(ahead: Ahead, installed: Installed, ports: PortBlock) -> None:
