@@ -47,6 +47,8 @@ def options_of(option: Any, *, cwd: Path, suite_root: Path) -> RunOptions:
     """
     if option.keep_server and getattr(option, "numprocesses", None):
         raise ConfigError("--keep-server needs one process: leave out -n")
+    if option.prefetch < 0:
+        raise ConfigError(f"--prefetch {option.prefetch}: so many configs ahead, from 0")
     return RunOptions(
         ahead=Ahead(prefetch=option.prefetch, prestart=option.prestart),
         api_key=api_key(),

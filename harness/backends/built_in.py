@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.backends.base import RequestKind
 from harness.backends.llm_arguments import check_offline
+from harness.backends.process_shares import launched_several
 from harness.backends.registry import BackendType, Start
 from harness.config import ModelConfig
 from harness.errors import ConfigError
@@ -74,6 +75,11 @@ def _transformers_options(config: ModelConfig) -> dict[str, Any]:
 
 
 def _check_transformers(config: ModelConfig, start: Start) -> None:
+    if launched_several():
+        raise ConfigError(
+            "backend transformers: the suite is one process: start it without torchrun and use options: {device_map: "
+            "auto}, or ask a TransformersBackend in a script of your own"
+        )
     for name, remedy in UNKNOWN_TO_TRANSFORMERS.items():
         if getattr(config.engine, name) is not None:
             raise ConfigError(f"engine.{name}: transformers has no such setting: {remedy}")

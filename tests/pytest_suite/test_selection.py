@@ -64,6 +64,13 @@ WRONG = {
     "a config that is wrong": (["--config-list-file=bad.txt"], "bad.yaml:6:1: unknown key tolerence; did you mean"),
     "a config that is missing": (["--config-list-file=missing.txt"], "missing.txt:1:1: gone.yaml: no such file"),
     "an empty list": (["--config-list-file=empty.txt"], "empty.txt: this list names no config"),
+    "a part of the list that is none": (["--config-list-file=models-small.txt", "--configs=Z"], "Z"),
+    "both ways to choose": (
+        ["--config-list-file=models-small.txt", "--configs=A", "--shard=1/2"],
+        "--configs and --shard both choose configs: give one",
+    ),
+    "a shard beyond the last": (["--config-list-file=models-small.txt", "--shard=3/2"], "--shard"),
+    "a count below 0": (["--config-list-file=models-small.txt", "--prefetch=-1"], "--prefetch -1"),
     "a base url that is none": (["--config-list-file=models-small.txt", "--base-url=ftp://x"], "--base-url: 'ftp://x'"),
     "a server command without a port": (
         ["--config-list-file=models-small.txt", "--serve-command=vllm serve {model} {args}"],

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.backends.base import RequestKind
-from harness.backends.registry import BUILT_IN, BackendType, build_backend, names
+from harness.backends.registry import BUILT_IN, BackendType, Start, build_backend, names
+from harness.config import ModelConfig
+from harness.engine_settings import EngineSettings
 from harness.errors import ConfigError
 
 PLUGIN = """
@@ -80,3 +84,29 @@ def test_others_register_by_entry_point(tmp_path: Path) -> None:
     assert second == "loop ()"
     assert wrong == "ConfigError backend wrong: training_loop:wrong makes int, not BackendType"
     assert gone.startswith("ConfigError backend gone: nowhere:X cannot be loaded: ModuleNotFoundError")
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"gpu_memory_fraction": 0.5}, "engine.gpu_memory_fraction: transformers has no such setting"),
+        ({"max_batched_tokens": 512}, "use options: {batch_size: N}"),
+        ({"tensor_parallel_size": 2}, "use num_gpus and options: {device_map: auto}"),
+    ],
+)
+def test_what_transformers_cannot_do_is_refused_before_the_start(engine: dict[str, Any], said: str) -> None:
+    """A shared setting that an engine does not have is a mistake with a way out, never ignored."""
+    config = ModelConfig(
+        model_name="m", accuracy_threshold=0.5, backend="transformers", engine=EngineSettings(**engine)
+    )
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        build_backend("transformers").check(config, Start(log_path=Path("log")))
+
+
+def test_the_suite_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun each process would write a record of its own."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    config = ModelConfig(model_name="m", accuracy_threshold=0.5, backend="transformers")
+    with pytest.raises(ConfigError, match="the suite is one process"):
+        build_backend("transformers").check(config, Start(log_path=Path("log")))
