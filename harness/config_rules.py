@@ -23,6 +23,7 @@ GENERATION_KEYS = (
 ABLE = {
     "serve_command": ("vllm", "sglang"),
     "kv_offload_check": ("vllm",),
+    "scoring_format": ("vllm",),
     "startup_rpc_checks": ("vllm", "vllm-offline"),
 }
 """Which of our own backends know what to do with a key."""
@@ -104,7 +105,7 @@ def _backend(config: ModelConfig) -> Iterator[PydanticCustomError]:
         message = "backend {name} cannot answer task: {task}, which asks for {asked}"
         yield _fault("backend", message, name=config.backend, task=config.task, asked=asked.value)
     for key, able in ABLE.items() if config.backend in BUILT_IN else ():
-        if getattr(config, key) and config.backend not in able:
+        if _said(config, key) and config.backend not in able:
             yield _fault(
                 key,
                 "{key} is for backend {able} alone, and not for {name}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -43,6 +43,10 @@ class ScoringKeys(BaseModel):
     )
     truncate_prompts: bool = Field(
         default=False, description="Completions: cut prompts that leave no room for max_tokens from the left."
+    )
+    scoring_format: Literal["prompt_logprobs", "echo"] = Field(
+        default="prompt_logprobs",
+        description="backend vllm: how likelihoods are asked for; `echo` is the older OpenAI way, for other servers.",
     )
     tokenizer: str | None = Field(
         default=None, description="For scoring over HTTP: the model's tokenizer, where it is not the model's own."

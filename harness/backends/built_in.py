@@ -147,5 +147,14 @@ VLLM_OFFLINE = BackendType(
 )
 TRANSFORMERS = BackendType(name="transformers", kinds=ALL_KINDS, start=_transformers, check=_check_transformers)
 SGLANG = BackendType(name="sglang", kinds=ALL_KINDS, start=_sglang, check=_check_sglang, attaches=True, flags="sglang")
-SGLANG_OFFLINE = BackendType(name="sglang-offline", kinds=ALL_KINDS, start=_sglang_offline, flags="sglang")
-OPENAI = BackendType(name="openai", kinds=frozenset({RequestKind.GENERATE}), start=_openai, attaches=True, local=False)
+SGLANG_OFFLINE = BackendType(
+    name="sglang-offline", kinds=ALL_KINDS, start=_sglang_offline, check=_check_sglang_offline, flags="sglang"
+)
+OPENAI = BackendType(
+    name="openai",
+    kinds=frozenset({RequestKind.GENERATE}),
+    start=_openai,
+    check=_check_openai,
+    attaches=True,
+    local=False,
+)

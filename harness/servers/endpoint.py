@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from harness.backends.base import Backend, BackendInfo, Request
+from harness.backends.scoring_formats import Echo, PromptLogprobs
 from harness.backends.server import ServerBackend
 from harness.config import ModelConfig, Scorer
 from harness.gates.threshold import Gate
@@ -65,7 +66,8 @@ class Endpoint:
 
     def backend(self, config: ModelConfig) -> ServerBackend:
         """Make what asks it as the config says."""
-        return ServerBackend(self.base_url, **self.settings(config))
+        scoring = Echo() if config.scoring_format == "echo" else PromptLogprobs()
+        return ServerBackend(self.base_url, scoring=scoring, **self.settings(config))
 
     def settings(self, config: ModelConfig) -> dict[str, Any]:
         """Say how any server is asked as the config says, beside where."""

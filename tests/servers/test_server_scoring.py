@@ -559,10 +559,13 @@ def test_another_models_tokenizer_is_found_out(folder: Path) -> None:
         assert server.requests == []
 
 
-def test_an_endpoint_hands_its_tokenizer_on(folder: Path, tmp_path: Path) -> None:
-    """What a server was started with is what its requests are encoded by."""
+@pytest.mark.parametrize(("scoring_format", "reply"), [("prompt_logprobs", scores), ("echo", echoed)])
+def test_an_endpoint_asks_as_its_config_says(
+    folder: Path, tmp_path: Path, scoring_format: str, reply: Callable[[dict[str, Any]], Any]
+) -> None:
+    """The tokenizer is the one that the server was started with, the format the one that the config names."""
     path = tmp_path / "config.yaml"
-    path.write_text("model_name: org/M\naccuracy_threshold: 0.5\nnum_questions: 10\nnum_fewshot: 5\n")
+    path.write_text(f"model_name: org/M\naccuracy_threshold: 0.5\nscoring_format: {scoring_format}\n")
     request = Scored(context="x", continuations=("a",))
 
     async def run(url: str) -> list[tuple[int, Response]]:
@@ -570,6 +573,6 @@ def test_an_endpoint_hands_its_tokenizer_on(folder: Path, tmp_path: Path) -> Non
         async with endpoint.backend(load_config(path)) as backend:
             return [answered async for answered in backend.run([request])]
 
-    with serve(lambda body, n: Reply(body=scores(body)), posts={}, gets={}) as server:
+    with serve(lambda body, n: Reply(body=reply(body)), posts={}, gets={}) as server:
         ((_, response),) = asyncio.run(run(server.base_url))
     check(request, response)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,20 @@ def test_the_suite_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig(model_name="m", accuracy_threshold=0.5, backend="transformers")
     with pytest.raises(ConfigError, match="the suite is one process"):
         build_backend("transformers").check(config, Start(log_path=Path("log")))
+
+
+def test_a_remote_api_without_a_key_is_refused_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is said before anything starts, by the suite's own check."""
+    for name in ("OPENAI_API_KEY", "ACCURACY_GATE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    config = ModelConfig(model_name="m", accuracy_threshold=0.5, backend="openai")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        build_backend("openai").check(config, Start(log_path=Path("log")))
+
+
+@pytest.mark.skipif(find_spec("sglang") is not None, reason="SGLang is installed here")
+def test_an_engine_that_is_not_installed_is_refused_before_the_start() -> None:
+    """The message names the package."""
+    config = ModelConfig(model_name="m", accuracy_threshold=0.5, backend="sglang-offline")
+    with pytest.raises(ConfigError, match="pip install sglang"):
+        build_backend("sglang-offline").check(config, Start(log_path=Path("log")))

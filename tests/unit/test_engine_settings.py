@@ -73,6 +73,7 @@ def test_settings_reach_the_command_after_the_configs_own_arguments() -> None:
             {"backend": "transformers", "serve_command": "x {model} {port} {args}"},
             "is for backend vllm or sglang alone",
         ),
+        ({"backend": "sglang", "scoring_format": "echo"}, "scoring_format is for backend vllm alone"),
         ({"task": "perplexity"}, "max_bits_per_byte is missing"),
         ({"task": "perplexity", "max_bits_per_byte": 1.0, "gate": "paired"}, "has no right or wrong"),
         ({"task": "choice", "gen_prefix": "x"}, "gen_prefix says nothing to task: choice"),
