@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +12,7 @@ from harness.records import Row
 from harness.reports.documents import RunDocument
 from harness.reports.explain import text_of
 from harness.reports.live import LiveLine
-from harness.reports.untrusted import escaped, wrapped
+from harness.reports.untrusted import escaped, shown_width, wrapped
 
 __all__ = ["LABELS", "LiveLine", "measured", "notes", "plain", "run_lines", "shown_width", "table"]
 
@@ -57,12 +56,6 @@ class _Line:
 def plain(text: str, outcome: Outcome) -> str:
     """Leave a verdict as it is."""
     return text
-
-
-def shown_width(text: str) -> int:
-    """Count the columns that a text takes on a terminal: wide letters take two, combining marks none."""
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
 
 
 def measured(row: Row) -> str:

@@ -60,6 +60,11 @@ def _columns(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
+def shown_width(text: str) -> int:
+    """Count the columns that a text takes on a terminal."""
+    return sum(map(_columns, text))
+
+
 def wrapped(text: str, columns: int) -> list[str]:
     """Break text into lines of at most so many columns, at a blank where there is one near."""
     lines: list[str] = []
