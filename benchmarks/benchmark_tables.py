@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, harmonic_mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,10 +91,14 @@ def rounds(found: dict[str, Any]) -> Iterator[str]:
     """The harness at its default against the loop at its best and at its default, round by round."""
     best, default, own = found["plain_best"], found["plain_default"], found["harness_default"]
     rows, to_best, to_default = [], [], []
-    for count, (harness, plain_best, plain_default) in enumerate(found["rounds"], 1):
-        to_best.append(harness["per_second"] / plain_best["per_second"])
-        to_default.append(harness["per_second"] / plain_default["per_second"])
-        speeds = (number(run["per_second"]) for run in (harness, plain_best, plain_default))
+    for count, runs in enumerate(found["rounds"], 1):
+        harness, plain_best, plain_default = (
+            harmonic_mean([run["per_second"] for run in runs if (run["who"], run["concurrency"]) == kind])
+            for kind in (("harness", own), ("plain", best), ("plain", default))
+        )
+        to_best.append(harness / plain_best)
+        to_default.append(harness / plain_default)
+        speeds = (number(speed) for speed in (harness, plain_best, plain_default))
         rows.append([count, *speeds, number(to_best[-1], ".3f"), number(to_default[-1], ".3f")])
     heads = ["round", f"harness at {own}", f"plain at {best}", f"plain at {default}", "to its best", "to its default"]
     yield from table(heads, rows)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Measures the harness on a GPU host: benchmarks/gpu_host.sh [--budget SECONDS] [--cpu-rehearsal] OUT STAGE...
 #
-# Stages: setup | bf16 (throughput, repeats and scores on one server) | calibrate (the other configs side by side, and
-# the damaged model) | shared | leftovers | list | ahead | gpus (who gets which, as far as there are
-# several).
+# Stages: setup | bf16 (throughput, repeats and scores on one server, or those of them that $BF16 names) | calibrate (the
+# other configs side by side, and the damaged model) | shared | leftovers | cold (the list with nothing compiled before) |
+# list | ahead (with --prestart) | gpus (who gets which, as far as there are several).
 # Records go to $STATE (/tmp/gpu-host), which later calls go on from, and packed into OUT after every step, each of
 # which has a limit of its own and never takes down the next. --budget bounds the whole call; what no longer fits is
 # left out and says so. --cpu-rehearsal tries all of it with a small model on a CPU.
@@ -19,7 +19,7 @@ while [[ ${1:-} == --* ]]; do
     *) echo "unknown option $1" >&2; exit 4 ;;
   esac
 done
-[[ $# -ge 2 ]] || { sed -n '2,11s/^# \?//p' "$0" >&2; exit 4; }
+[[ $# -ge 2 ]] || { sed -n '2,14s/^# \?//p' "$0" >&2; exit 4; }
 OUT=$1; shift
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 export STATE=${STATE:-/tmp/gpu-host}
@@ -101,8 +101,8 @@ stage_bf16() {
 }
 
 stage_throughput() {
-  step throughput 380 "$PYTHON" benchmarks/throughput.py --base-url "$BASE_URL" --out "$RECORDS/throughput.json" \
-    --questions $QUESTIONS --max-tokens $TOKENS --concurrency $SWEEP --rounds $ROUNDS --within "$(within 380)"
+  step throughput 450 "$PYTHON" benchmarks/throughput.py --base-url "$BASE_URL" --out "$RECORDS/throughput.json" \
+    --questions $QUESTIONS --max-tokens $TOKENS --concurrency $SWEEP --rounds $ROUNDS --within "$(within 450)"
 }
 
 stage_repeats() {
@@ -136,12 +136,14 @@ stage_calibrate() {
 
 stage_shared() { suite shared 300 "$SHARED/models-gpu-kit.txt" -n "$WORKERS"; }
 
+stage_cold() {
+  "$PYTHON" -c 'import shutil; from harness.cache import cache_root; shutil.rmtree(cache_root() / "compile", True)'
+  suite cold 520 "$WHOLE/models-gpu-kit.txt"
+}
+
 stage_list() { suite list 520 "$WHOLE/models-gpu-kit.txt"; }
 
 stage_ahead() {
-  if ! grep -q -- '"--prestart"' conftest.py harness/pytest_options.py; then
-    echo "left out: the suite has no --prestart" > "$RECORDS/ahead.log"; return
-  fi
   suite ahead 520 "$WHOLE/models-gpu-kit.txt" --prestart ${AHEAD_ONLY:+-k "$AHEAD_ONLY"}
 }
 

@@ -2,8 +2,8 @@
 
 The plain loop sends all questions at once and leaves the queue to the library's connection limit, 100 by default, as
 evaluation scripts do; it keeps nothing but the replies. After an unmeasured pass that fills the server's prefix cache
-both are tried at every concurrency, then in rounds: the harness at its default, the loop at its best and at its
-default, in turn. FILE is written after every run.
+both are tried at every concurrency, then in rounds: harness, loop at its best, loop at its default, and the first two
+again the other way round, so that a server that drifts meets both alike. FILE is written after every run.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Report:
     """The harness asking one question: what it needs before it asks."""
     sweep: list[Run] = field(default_factory=list)
     rounds: list[list[Run]] = field(default_factory=list)
+    """Of five runs: harness, plain at its best, plain at its default, plain at its best, harness."""
 
     def write(self) -> None:
         def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -144,14 +145,12 @@ def measure(bench: Bench, report: Report, sweep: Sequence[int], default: int, ro
     plain = [run for run in report.sweep if run.who == "plain"]
     best = max(plain, key=lambda run: run.per_second).concurrency
     report.facts |= {"plain_best": best, "plain_default": LIBRARY_DEFAULT, "harness_default": default}
-    trio: list[tuple[Who, int]] = [("harness", default), ("plain", best), ("plain", LIBRARY_DEFAULT)]
-    for number in range(rounds):
+    ours: tuple[Who, int] = ("harness", default)
+    theirs: tuple[Who, int] = ("plain", best)
+    for _ in range(rounds):
         if time.monotonic() > deadline:
             break
-        # Each goes first in its turn: whatever drifts meets all of them.
-        turn = number % len(trio)
-        done = {pair: bench.run(*pair) for pair in trio[turn:] + trio[:turn]}
-        report.rounds.append([done[pair] for pair in trio])
+        report.rounds.append([bench.run(*each) for each in (ours, theirs, ("plain", LIBRARY_DEFAULT), theirs, ours)])
         report.write()
 
 

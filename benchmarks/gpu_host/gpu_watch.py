@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 
 from harness.gpu_memory import MARGIN_BYTES, NvmlReader
 from harness.gpu_tools import discover
-from harness.gpus import Gpu
+from harness.gpus import Gpu, target_gpus
 
 POLL_SECONDS = 0.5
 SETTLE_SECONDS = 10.0
@@ -17,9 +18,9 @@ SETTLE_SECONDS = 10.0
 
 @dataclass(kw_only=True)
 class GpuWatch:
-    """A context manager; without GPUs it watches nothing."""
+    """A context manager; without GPUs it watches nothing, and of several those that the environment leaves visible."""
 
-    gpus: tuple[Gpu, ...] = field(default_factory=lambda: discover().gpus)
+    gpus: tuple[Gpu, ...] = field(default_factory=lambda: target_gpus(None, os.environ, discover()))
     busy_seconds: float = 0.0
     """Summed over GPUs: as long as one held more than before."""
     peak: dict[str, int] = field(default_factory=dict)
