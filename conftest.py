@@ -62,7 +62,7 @@ def _selected(config: pytest.Config) -> bool:
 
 
 def _make_record(config: pytest.Config) -> None:
-    config.pluginmanager.register(KeptServers(), "accuracy-gate-servers")
+    config.pluginmanager.register(KeptServers(config.stash[SUITE]), "accuracy-gate-servers")
     config.pluginmanager.register(VerdictReports(SUITE_FILE), "accuracy-gate-verdicts")
     worker = getattr(config, "workerinput", None)
     if worker is not None:

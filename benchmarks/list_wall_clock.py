@@ -5,8 +5,9 @@
     python benchmarks/list_wall_clock.py --start 3                        real vLLM: starts made ahead and plain ones
     python benchmarks/list_wall_clock.py --real                           real vLLM: two configs, each way
 
-The least is the seconds for which the list needs a GPU over the GPUs there are; beside it stands the least with the
-imports of the first server, which nothing can overlap. Only ratios measured in the same call are printed.
+Two ratios are printed. "On the GPUs": to the seconds for which the list needs a GPU over the GPUs there are. "Least":
+to that and the imports of the first servers, before which no GPU has anything to do: no order of work takes less. Where
+a run is killed both count what it had used of the GPUs by then. All is measured in one call.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from standin_server import WRONG, Times, install
+from standin_server import OWNER, WRONG, Times, install
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -80,7 +81,11 @@ class Bench:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--config-list-file=list.txt"]
         with (self.folder / f"pytest-{self._runs}.log").open("wb") as log:
             process = subprocess.Popen(
-                [*command, f"--results-dir={results}", *options], cwd=self.folder, env=self.env, stdout=log, stderr=log
+                [*command, f"--results-dir={results}", *options],
+                cwd=self.folder,
+                env={**self.env, OWNER: results.name},
+                stdout=log,
+                stderr=log,
             )
         return results, time.monotonic(), process
 
@@ -92,6 +97,12 @@ class Bench:
 
     def run(self, *options: str) -> Run:
         return self.finish(self.start(*options))
+
+    def seconds_on_gpus(self, results: Path, *, each: float, until: float) -> float:
+        """Sum up for how long the servers of a run had a GPU, `each` at most, until a moment of the monotonic clock."""
+        lines = [line for gpu in (self.folder / "gpus").iterdir() for line in gpu.read_text().splitlines()]
+        began: list[float] = [entry["began"] for entry in map(json.loads, lines) if entry["owner"] == results.name]
+        return sum(max(0.0, min(each, until - moment)) for moment in began)
 
     def servers(self) -> list[int]:
         """The processes of servers that this bench's runs left."""
@@ -154,46 +165,55 @@ def ahead(options: argparse.Namespace) -> tuple[str, ...]:
     return ("-n", str(options.workers), "--prestart", *PLAIN)
 
 
-def tell(name: str, seconds: float, least: float, times: Times) -> None:
-    real = (seconds / (least + times.imports)) if times.imports else seconds / least
-    say(f"{name}: {seconds:.1f} s, {seconds / least:.2f} times the least; {real:.2f} with the first imports in it")
+def tell(name: str, seconds: float, on_gpus: float, times: Times) -> None:
+    least = on_gpus + times.imports
+    say(f"{name}: {seconds:.1f} s, {seconds / on_gpus:.2f} of that on the GPUs, {seconds / least:.2f} of the least")
 
 
 def rounds(options: argparse.Namespace, bench: Bench, times: Times, expected: Run) -> None:
     """Run the last way again and again, each time alone, against a second run, and against one that is killed."""
     arguments = ahead(options)
     alone = options.configs * times.on_gpu / options.gpus
-    ratios: dict[str, list[float]] = {}
+    ratios: dict[str, list[tuple[float, float]]] = {}
+
+    def note(name: str, seconds: float, on_gpus: float) -> None:
+        ratios.setdefault(name, []).append((seconds / on_gpus, seconds / (on_gpus + times.imports)))
+
     for number in range(1, options.rounds + 1):
         run = bench.run(*arguments)
         check(f"round {number}, alone", run, expected)
-        ratios.setdefault("alone", []).append(run.seconds / alone)
+        note("alone", run.seconds, alone)
         if options.competing:
             began = time.monotonic()
             both = [bench.finish(started) for started in [bench.start(*arguments), bench.start(*arguments)]]
             for each in both:
                 check(f"round {number}, competing", each, expected)
-            ratios.setdefault("competing", []).append((time.monotonic() - began) / (2 * alone))
+            note("competing", time.monotonic() - began, 2 * alone)
         if options.kill:
-            ratios.setdefault("one killed", []).append(killed(number, options, bench, times, expected))
-        say(f"round {number}: " + ", ".join(f"{name} {found[-1]:.2f}" for name, found in ratios.items()))
+            note("one killed", *killed(number, options, bench, times, expected))
+        say(f"round {number}: " + ", ".join(f"{name} {found[-1][1]:.2f}" for name, found in ratios.items()))
     for name, found in ratios.items():
-        say(f"{name}: {len(found)} rounds, {min(found):.2f} to {max(found):.2f} times the least")
+        on_gpus, least = ([min(each), max(each)] for each in zip(*found, strict=True))
+        say(
+            f"{name}: {len(found)} rounds, {on_gpus[0]:.2f} to {on_gpus[1]:.2f} of that on the GPUs, "
+            f"{least[0]:.2f} to {least[1]:.2f} of the least"
+        )
 
 
-def killed(number: int, options: argparse.Namespace, bench: Bench, times: Times, expected: Run) -> float:
-    """Run two at once and kill one at a moment that chance gives; the ratio counts what that one had finished."""
+def killed(number: int, options: argparse.Namespace, bench: Bench, times: Times, expected: Run) -> tuple[float, float]:
+    """Run two at once and kill one at a moment that chance gives; return the seconds, all and on the GPUs."""
     began = time.monotonic()
     victim, survivor = bench.start(*ahead(options)), bench.start(*ahead(options))
     alone = options.configs * times.on_gpu / options.gpus
     time.sleep(random.uniform(0.3, 0.9) * alone)
     victim[2].kill()
-    lost = bench.finish(victim)
+    used = bench.seconds_on_gpus(victim[0], each=times.on_gpu, until=time.monotonic())
+    bench.finish(victim)
     run = bench.finish(survivor)
     check(f"round {number}, one killed", run, expected)
     seconds = time.monotonic() - began
     await_none(bench, number)
-    return seconds / (alone * (1 + len(lost.records) / options.configs))
+    return seconds, alone + used / options.gpus
 
 
 def await_none(bench: Bench, number: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SMOKE = HERE.parent / "harness/tasks/data/smoke.jsonl"
-FOLDER, ANSWERS, ENGINE = "STANDIN_FOLDER", "STANDIN_ANSWERS", "STANDIN_ENGINE"
+FOLDER, ANSWERS, ENGINE, OWNER = "STANDIN_FOLDER", "STANDIN_ANSWERS", "STANDIN_ENGINE", "STANDIN_OWNER"
 WRONG = "wrong"
 """A model whose name holds this answers every question wrongly."""
 
@@ -89,7 +89,7 @@ def serve() -> None:
 
 
 def run_engine() -> None:
-    """Hold the GPU from the first moment until stdin, and so the server, is gone."""
+    """Hold the GPU from the first moment until stdin, and so the server, is gone; the GPU's file notes since when."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     (index,) = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     with (Path(os.environ[FOLDER]) / "gpus" / index).open("a") as gpu:
@@ -97,6 +97,8 @@ def run_engine() -> None:
             fcntl.flock(gpu, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             sys.exit(f"GPU {index} is in use by another engine")
+        gpu.write(json.dumps({"owner": os.environ.get(OWNER), "began": time.monotonic()}) + "\n")
+        gpu.flush()
         time.sleep(float(os.environ[ENGINE]))
         sys.stdout.write("ready\n")
         sys.stdout.flush()

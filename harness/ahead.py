@@ -140,3 +140,8 @@ def weights_of(config: ModelConfig) -> Weights | None:
 def workers() -> int:
     """Return how many processes of pytest-xdist share the list."""
     return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+
+def worker() -> int:
+    """Return which of them this process is, from 0."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

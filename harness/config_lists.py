@@ -33,6 +33,11 @@ class ListedConfig:
     """What this machine lacks."""
 
     @property
+    def runs(self) -> bool:
+        """Whether it is run here and not skipped."""
+        return self.skip is None and self.unmet is None
+
+    @property
     def server_id(self) -> str:
         """What all tasks of one server share: the id less the task."""
         return self.id if self.task is None else self.id.removesuffix(f":{self.task}")

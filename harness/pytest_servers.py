@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.ahead import Ahead, workers
+from harness.ahead import Ahead, worker, workers
 from harness.config import ModelConfig
 from harness.config_lists import ListedConfig
 from harness.durations import Durations, MeasuredRun, key_of
@@ -33,12 +33,25 @@ INTERRUPTED_SECONDS = 6.0
 class KeptServers:
     """Gives each test the server of its config, and stops it unless the next test asks the same one."""
 
-    def __init__(self) -> None:
+    def __init__(self, suite: Suite) -> None:
+        self._suite = suite
         self._serving: Serving | None = None
         self._id: str | None = None
         self._next_id: str | None = None
         self._kept: list[str] = []
         self._ahead: Ahead | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Let a server's imports begin while tests are collected and other workers come up."""
+        options = self._suite.options
+        runs_tests = session.config.getoption("dist", "no") == "no"  # and not the process that deals them out
+        servers = {entry.server_id: entry.config for entry in self._suite.listed if entry.runs}
+        if options.ahead is None or options.base_url is not None or not runs_tests or not servers:
+            return
+        self._ahead = options.ahead
+        first = list(servers.values())[worker() % len(servers)]
+        candidates = gpus_for(first, options.gpus, serve_command=options.serve_command)
+        self._ahead.ready_for(first, serve_command=options.serve_command, gpus=candidates)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, nextitem: pytest.Item | None) -> None:
@@ -95,7 +108,7 @@ def _following(items: Sequence[pytest.Item], listed: ListedConfig) -> list[Model
     """List the configs of the servers that come after one's own, in the list's order."""
     found = (getattr(item, "callspec", None) for item in items)
     entries: list[ListedConfig] = [spec.params["listed"] for spec in found if spec and "listed" in spec.params]
-    servers = {entry.server_id: entry.config for entry in entries if entry.skip is None and entry.unmet is None}
+    servers = {entry.server_id: entry.config for entry in entries if entry.runs}
     ids = list(servers)
     place = ids.index(listed.server_id) if listed.server_id in servers else len(ids)
     return [servers[each] for each in ids[place + 1 :]]
@@ -181,7 +194,7 @@ class MeasuredRuns:
         """Tell, by the names of its tests, each server and how long all of them take with one start."""
         seconds: dict[str, float] = {}
         for entry in self._suite.listed:
-            if entry.skip is not None or entry.unmet is not None:
+            if not entry.runs:
                 continue
             took = self._durations.estimate(key_of(entry, self._gpu(entry)), entry.config)
             seconds[entry.server_id] = seconds.get(entry.server_id, took.startup) + took.asking

@@ -126,7 +126,7 @@ def _check_backend(entry: ListedConfig, options: RunOptions, *, starting: bool) 
     kind = build_backend(config.backend)
     if options.base_url is not None and not kind.attaches:
         raise ConfigError(f"{entry.path}: backend: {kind.name} asks no server: leave out --base-url")
-    if starting and entry.skip is None and entry.unmet is None:
+    if starting and entry.runs:
         start = Start(
             log_path=Path(),
             serve_command=options.serve_command,

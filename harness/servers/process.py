@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -224,11 +224,7 @@ class ServerProcess:
     def _port_owner(self, child: Child) -> PortOwner:
         if not self.spec.listens_itself:
             return PortOwner.NOBODY if is_free(self.spec.port) else PortOwner.UNKNOWN
-        try:
-            family = psutil.Process(child.supervisor_pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            family = []
-        return port_owner(self.spec.port, [process.pid for process in family])
+        return port_owner(self.spec.port, _family(child))
 
     def _on_port(self, found: str) -> str:
         port = self.spec.port
@@ -260,6 +256,12 @@ class ServerProcess:
             raise ServerError(
                 f"{self.spec.log_path}: secrets in it could not be masked ({error}): delete it before it is uploaded"
             ) from error
+
+
+def _family(child: Child) -> Iterator[int]:
+    """Give the pids of a server; a look at every process of the machine, taken only once a pid is asked for."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        yield from (process.pid for process in psutil.Process(child.supervisor_pid).children(recursive=True))
 
 
 def start_with_retry(

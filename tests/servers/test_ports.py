@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
 from trials import eventually
 
 from harness.errors import InfrastructureError
+from harness.servers import ports
 from harness.servers.ports import BLOCK, PortBlock, PortOwner, free_port, is_free, port_owner
 
 HOLDER = "from harness.servers.ports import PortBlock as B; import sys; held = B.reserve(*map(int, sys.argv[1:])); "
@@ -24,11 +26,13 @@ def block() -> Iterator[PortBlock]:
         yield block
 
 
-def listening(address: str, port: int, *, shared: bool = False, family: int = socket.AF_INET) -> socket.socket:
+def listening(
+    address: str, port: int, *, shared: bool = False, family: int = socket.AF_INET, backlog: int = 128
+) -> socket.socket:
     server = socket.socket(family)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
     server.bind((address, port))
-    server.listen()
+    server.listen(backlog)
     return server
 
 
@@ -99,6 +103,33 @@ def test_owner_of_a_port(block: PortBlock) -> None:
         assert port_owner(block.port, []) is PortOwner.FOREIGN
         assert port_owner(block.port + 1, [os.getpid()]) is PortOwner.NOBODY
     assert port_owner(block.port, [os.getpid()]) is PortOwner.NOBODY
+
+
+def test_a_port_on_which_nobody_listens_costs_no_look_at_processes(
+    block: PortBlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as a server does not listen neither the kernel's list of sockets nor a process is looked at."""
+
+    def none_read(port: int) -> Iterator[int]:
+        raise AssertionError(port)
+
+    def none_asked() -> Iterator[int]:
+        raise AssertionError
+        yield
+
+    monkeypatch.setattr(ports, "_listening_inodes", none_read)
+    assert port_owner(block.port, none_asked()) is PortOwner.NOBODY
+
+
+def test_a_listener_that_accepts_nobody_still_owns_its_port(block: PortBlock) -> None:
+    """A full line of waiting connections, in which one more has to wait, is not taken for nobody."""
+    with listening("127.0.0.1", block.port, backlog=0), ExitStack() as waiting:
+        for _ in range(3):
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            with suppress(BlockingIOError):
+                client.connect(("127.0.0.1", block.port))
+        assert port_owner(block.port, [os.getpid()]) is PortOwner.OURS
 
 
 @pytest.mark.parametrize(
