@@ -1,6 +1,7 @@
-"""Write docs/benchmarks.md from what `gpu_host.sh` brought back: `benchmark_tables.py RECORDS…` (packed or folders).
+"""Write docs/benchmarks.md from what `gpu_host.sh` brought back: `benchmark_tables.py VISIT…`, a folder for each visit.
 
-Every number, version and command comes from the records; where they hold nothing of a kind its section is left out.
+A visit's folder holds packed records, or `records/` itself. Every number, version and command comes from them; each
+section shows the last visit that holds something of its kind, and is left out where none does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 from typing import Any
@@ -22,6 +24,7 @@ from paired_runs import judged  # noqa: E402
 from start_phases import starts_below  # noqa: E402
 
 WAYS = {
+    "cold": "one after another, nothing compiled before",
     "list": "one after another",
     "ahead": "one after another, the next one's process started ahead",
     "shared": "side by side, sharing the GPU",
@@ -47,22 +50,25 @@ def number(value: float | None, spec: str = ".1f") -> str:
     return "-" if value is None else format(value, spec)
 
 
-def host(records: HostRecords) -> Iterator[str]:
-    """What it ran on."""
-    facts = records.document("host")
-    if not facts:
+def hosts(visits: Sequence[HostRecords]) -> Iterator[str]:
+    """What they ran on."""
+    columns = [dict(_host(facts)) for visit in visits if (facts := visit.document("host"))]
+    if not columns:
         return
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    numbered = [f"visit {count}" for count in range(1, len(columns) + 1)] if len(columns) > 1 else ["which"]
     yield "## Host"
+    yield from table(["what", *numbered], [[name, *(column.get(name, "-") for column in columns)] for name in names])
+
+
+def _host(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     gpus = [f"{gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, compute capability {gpu['arch']}" for gpu in facts["gpus"]]
-    rows = [
-        ("GPUs", "; ".join(gpus) or "none"),
-        ("driver", facts["driver"]),
-        ("processor", f"{facts['processor']}, {facts['cores']} cores, {facts['memory'] / GIB:.0f} GiB"),
-        ("Python", facts["python"]),
-        *facts["versions"].items(),
-        ("commit", facts["commit"]),
-    ]
-    yield from table(["what", "which"], rows)
+    yield "GPUs", "; ".join(gpus) or "none"
+    yield "driver", facts["driver"]
+    yield "processor", f"{facts['processor']}, {facts['cores']} cores, {facts['memory'] / GIB:.0f} GiB"
+    yield "Python", facts["python"]
+    yield from facts["versions"].items()
+    yield "commit", facts["commit"]
 
 
 def throughput(records: HostRecords) -> Iterator[str]:
@@ -137,7 +143,16 @@ def ways(records: HostRecords) -> Iterator[str]:
         back = {True: "yes", False: "NO", None: "-"}[suite["memory_is_back"]]
         gpu = number(suite["gpu_seconds"], ".0f")
         rows.append([WAYS[name], len(suite["configs"]), f"{wall:.0f}", number(ratio, ".2f"), gpu, same, left, back])
-    heads = ["way", "tasks", "wall clock, s", "of the first", "GPU-seconds", "same verdicts", "left", "GPU memory back"]
+    heads = [
+        "way",
+        "tasks",
+        "wall clock, s",
+        "of one after another",
+        "GPU-seconds",
+        "same verdicts",
+        "left",
+        "GPU memory back",
+    ]
     yield from table(heads, rows)
     if base and (shared := found.get("shared")) and _verdicts(shared).keys() == _verdicts(base).keys():
         part = shared["wall_seconds"] / base["wall_seconds"]
@@ -153,19 +168,13 @@ def ways(records: HostRecords) -> Iterator[str]:
 
 def per_config(found: dict[str, dict[str, dict[str, Any]]]) -> Iterator[str]:
     """From nothing to the verdict, config by config."""
-    servers = list(dict.fromkeys(server for way in found.values() for server in way))
-    heads = ["config"]
-    for name in found:
-        heads += [f"{name}: accuracy", "accepted", "start, s", "asking, s", "to the verdict, s"]
     rows = []
-    for server in servers:
-        cells = [server]
-        for way in found.values():
-            row = way.get(server, {})
-            cells += [number(row.get("accuracy"), ".4f"), number(row.get("acceptance_length"), ".2f")]
-            cells += [number(row.get(key)) for key in ("startup", "asking", "seconds")]
-        rows.append(cells)
-    yield from table(heads, rows)
+    for server in sorted({server for way in found.values() for server in way}):
+        for name, way in found.items():
+            if row := way.get(server):
+                figures = (number(row[key], spec) for key, spec in (("accuracy", ".4f"), ("acceptance_length", ".2f")))
+                rows.append([server, name, *figures, *(number(row[key]) for key in ("startup", "asking", "seconds"))])
+    yield from table(["config", "way", "accuracy", "accepted", "start, s", "asking, s", "to the verdict, s"], rows)
 
 
 def starts(records: HostRecords) -> Iterator[str]:
@@ -178,7 +187,7 @@ def starts(records: HostRecords) -> Iterator[str]:
     yield "Seconds; compile and graphs are part of the engine's. Compiled before: found in an earlier start's cache."
     rows = [
         [
-            name.replace("suites/", ""),
+            _server(name),
             *map(number, (s.total, s.imports, s.weights, s.engine, s.compile, s.graphs, s.server)),
             "yes" if s.compiled_before else "no",
         ]
@@ -246,25 +255,25 @@ def checks(title: str, name: str) -> Callable[[HostRecords], Iterator[str]]:
     return section
 
 
-def steps(records: HostRecords) -> Iterator[str]:
+def steps(visits: Sequence[HostRecords]) -> Iterator[str]:
     """What was run."""
-    found = records.steps()
+    found = [(count, step) for count, visit in enumerate(visits, 1) for step in visit.steps()]
     if not found:
         return
     yield "## Steps"
     rows = []
-    for step in found:
+    for count, step in found:
         outcome = (
             "left out" if step["exit"] == -1 else "ran out of time" if step["exit"] in (124, 137) else step["exit"]
         )
         # Where the script lay and where its files went is that host's own.
         command = re.sub(r"\S*/(benchmarks/gpu_host\.sh(?: --cpu-rehearsal)?) \S+", r"\1 OUT", step["command"])
-        rows.append([step["name"], f"{step['seconds']:.0f}", outcome, f"`{command}`"])
-    yield from table(["step", "seconds", "exit code", "command"], rows)
+        visit = [count] if len(visits) > 1 else []
+        rows.append([*visit, step["name"], f"{step['seconds']:.0f}", outcome, f"`{command}`"])
+    yield from table([*(["visit"] if len(visits) > 1 else []), "step", "seconds", "exit code", "command"], rows)
 
 
 SECTIONS = (
-    host,
     throughput,
     ways,
     starts,
@@ -272,8 +281,8 @@ SECTIONS = (
     red,
     checks("Nothing is left", "leftovers"),
     checks("Who gets which GPU", "several-gpus"),
-    steps,
 )
+"""But for hosts and steps, which are told of every visit."""
 
 
 def _met(holds: bool) -> str:
@@ -289,10 +298,28 @@ def _same(some: dict[str, str], all_of_them: dict[str, str]) -> bool:
     return bool(some) and all(all_of_them.get(config, verdict) == verdict for config, verdict in some.items())
 
 
-def render(records: HostRecords, sections: Sequence[Callable[[HostRecords], Iterator[str]]] = SECTIONS) -> str:
+def _server(path: str) -> str:
+    """Name a server by what was run and its config, without the run's own folder."""
+    return re.sub(r"/\d{8}T\d{6}Z-\w+", "", path.removeprefix("suites/"))
+
+
+def render(visits: Sequence[HostRecords]) -> str:
     """Render the whole page."""
-    lines = [line for section in sections for line in section(records)]
-    text = "\n".join([INTRO, *lines])
+    return _page([INTRO, *hosts(visits), *sections(visits), *steps(visits)])
+
+
+def sections(visits: Sequence[HostRecords]) -> Iterator[str]:
+    """Give each section of the last visit that has one, and say which that is where there are several."""
+    for section in SECTIONS:
+        for count in range(len(visits), 0, -1):
+            title, *lines = list(section(visits[count - 1])) or [""]
+            if title:
+                yield from (title, *(["", f"Visit {count}."] if len(visits) > 1 else []), *lines)
+                break
+
+
+def _page(lines: Sequence[str]) -> str:
+    text = "\n".join(lines)
     while "\n\n\n" in text:
         text = text.replace("\n\n\n", "\n\n")
     return text.rstrip() + "\n"
@@ -300,18 +327,21 @@ def render(records: HostRecords, sections: Sequence[Callable[[HostRecords], Iter
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("records", nargs="+", type=Path)
+    parser.add_argument("visits", nargs="+", type=Path)
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "benchmarks.md", help="(%(default)s)")
-    parser.add_argument("--short", action="store_true", help="print it, without host and commands, and write nothing")
+    parser.add_argument("--short", action="store_true", help="print it, without hosts and commands, and write nothing")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch:
-        records = HostRecords.merged(arguments.records, Path(scratch))
+    with ExitStack() as stack:
+        scratch = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="benchmarks-"))) for _ in arguments.visits
+        )
+        visits = [HostRecords.of(folder, each) for folder, each in zip(arguments.visits, scratch, strict=True)]
         if arguments.short:
-            print(render(records, SECTIONS[1:-1]))
-            for step in records.steps():
+            print(_page(list(sections(visits))))
+            for step in (step for visit in visits for step in visit.steps()):
                 print(f"{step['name']:24} {step['seconds']:7.1f} s of {step['limit']:4}, exit {step['exit']}")
             return
-        arguments.to.write_text(render(records), encoding="utf-8")
+        arguments.to.write_text(render(visits), encoding="utf-8")
         print(f"{arguments.to}: written")
 
 

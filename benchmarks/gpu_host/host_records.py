@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,21 +18,19 @@ class HostRecords:
     folder: Path
 
     @classmethod
-    def merged(cls, sources: Sequence[Path], scratch: Path) -> HostRecords:
-        """Put packed files and folders together in `scratch`; what a later one holds again counts.
+    def of(cls, folder: Path, scratch: Path) -> HostRecords:
+        """Read a visit's folder: `records/`, or packed files below it, which are put together in `scratch`.
 
-        Raises ValueError for what is neither.
+        What a later call of the script holds again counts. Raises ValueError for a folder with neither.
         """
-        if len(sources) == 1 and sources[0].is_dir():
-            return cls(folder=sources[0])
-        for source in sources:
-            if source.is_dir():
-                shutil.copytree(source, scratch, dirs_exist_ok=True)
-            elif source.is_file() and tarfile.is_tarfile(source):
-                with tarfile.open(source) as packed:
-                    packed.extractall(scratch, filter="data")
-            else:
-                raise ValueError(f"{source}: neither a folder nor packed records")
+        if (folder / "records").is_dir():
+            return cls(folder=folder)
+        packed = sorted(folder.rglob("records-*.tar.gz"), key=_last_written)
+        if not packed:
+            raise ValueError(f"{folder}: holds neither records/ nor records-….tar.gz")
+        for path in packed:
+            with tarfile.open(path) as tar:
+                tar.extractall(scratch, filter="data")
         return cls(folder=scratch)
 
     @property
@@ -65,6 +62,11 @@ class HostRecords:
         ]
         found = {(step["name"], step["began"]): step for step in map(json.loads, lines)}
         return sorted(found.values(), key=lambda step: float(step["began"]))
+
+
+def _last_written(packed: Path) -> float:
+    with tarfile.open(packed) as tar:
+        return max((member.mtime for member in tar), default=0.0)
 
 
 def by_server(configs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

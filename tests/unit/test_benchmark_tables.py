@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -42,7 +44,7 @@ def write(folder: Path, name: str, document: Any) -> None:
 
 
 def page(folder: Path) -> str:
-    return render(HostRecords(folder=folder))
+    return render([HostRecords(folder=folder)])
 
 
 def run(who: str, concurrency: int, per_second: float) -> dict[str, Any]:
@@ -51,7 +53,8 @@ def run(who: str, concurrency: int, per_second: float) -> dict[str, Any]:
 
 
 def throughput(harness: Sequence[float], best: float, default: float) -> dict[str, Any]:
-    rounds = [[run("harness", 256, one), run("plain", 512, best), run("plain", 100, default)] for one in harness]
+    plain = [run("plain", 512, best), run("plain", 100, default), run("plain", 512, best)]
+    rounds = [[run("harness", 256, one), *plain, run("harness", 256, one)] for one in harness]
     return {
         "questions": 1319,
         "model": "m",
@@ -170,24 +173,55 @@ def test_runs_are_judged_against_those_of_bf16(tmp_path: Path) -> None:
     assert judged[5:] == ["lost"] * 5
 
 
+def packed(folder: Path, call: str, began: float, wall: float, cores: int = 16) -> None:
+    """Write what one call of the script packs."""
+    unpacked = folder / f"unpacked-{call}"
+    step = {"name": f"step of {call}", "began": began, "exit": -1, "seconds": 1.0, "limit": 9, "command": "true"}
+    host = {"gpus": [], "driver": "1", "processor": "P", "cores": cores, "memory": 2**30, "python": "3", "versions": {}}
+    write(unpacked, f"steps-{call}.jsonl", json.dumps(step) + "\n")
+    write(unpacked, "suites/list.json", suite(wall, {"a": "pass"}))
+    write(unpacked, "host.json", {**host, "commit": "c"})
+    for path in unpacked.rglob("*"):
+        os.utime(path, (began, began))
+    (folder / call).mkdir()
+    with tarfile.open(folder / call / f"records-{call}.tar.gz", "w:gz") as tar:
+        tar.add(unpacked / "records", "records")
+    shutil.rmtree(unpacked)
+
+
 def test_records_of_several_calls_make_one_page(tmp_path: Path) -> None:
-    """Packed files are put together: what a later one holds again counts, steps are in the order they began."""
-
-    def packed(call: str, began: float, wall: float) -> Path:
-        folder = tmp_path / call
-        step = {"name": f"step of {call}", "began": began, "exit": -1, "seconds": 1.0, "limit": 9, "command": "true"}
-        write(folder, f"steps-{call}.jsonl", json.dumps(step) + "\n")
-        write(folder, "suites/list.json", suite(wall, {"a": "pass"}))
-        with tarfile.open(tmp_path / f"{call}.tar.gz", "w:gz") as tar:
-            tar.add(folder / "records", "records")
-        return tmp_path / f"{call}.tar.gz"
-
-    sources = [packed("second", 200.0, 500), packed("first", 100.0, 400)]
+    """Packed files are put together: what a later call holds again counts, steps are in the order they began."""
+    packed(tmp_path, "a-second", 200.0, 400)
+    packed(tmp_path, "b-first", 100.0, 500)
     (tmp_path / "scratch").mkdir()
-    text = render(HostRecords.merged(sources, tmp_path / "scratch"))
-    assert text.index("step of first") < text.index("step of second")
+    text = render([HostRecords.of(tmp_path, tmp_path / "scratch")])
+    assert text.index("step of b-first") < text.index("step of a-second")
     assert "| one after another | 1 | 400 |" in text
     assert "| left out |" in text
+    assert "isit 1" not in text
+
+
+def test_each_section_is_of_the_last_visit_that_has_one(tmp_path: Path) -> None:
+    """Hosts and steps of all visits are told, and of every table from which of them it comes."""
+    for name, cores in (("one", 16), ("two", 32)):
+        (tmp_path / name).mkdir()
+        packed(tmp_path / name, "list", 100.0, cores * 10, cores)
+        (tmp_path / name / "scratch").mkdir()
+    first, second = (HostRecords.of(tmp_path / name, tmp_path / name / "scratch") for name in ("one", "two"))
+    write(tmp_path / "one/scratch", "throughput.json", throughput((177.0,), 180.0, 150.0))
+    text = render([first, second])
+    assert "| processor | P, 16 cores, 1 GiB | P, 32 cores, 1 GiB |" in text
+    assert "## Asking, against a plain loop of posts\n\nVisit 1.\n" in text
+    assert "run in different ways\n\nVisit 2.\n" in text
+    assert "| one after another | 1 | 320 |" in text
+    assert "| 1 | step of list |" in text
+    assert "| 2 | step of list |" in text
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    """A visit that holds nothing is a mistake, not an empty page."""
+    with pytest.raises(ValueError, match="holds neither"):
+        HostRecords.of(tmp_path, tmp_path)
 
 
 def test_checks_that_failed_are_shouted(tmp_path: Path) -> None:
