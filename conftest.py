@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from harness.config_lists import ListedConfig
 from harness.durations import Durations
 from harness.errors import ConfigError
 from harness.pytest_options import add_options, options_of
-from harness.pytest_servers import KeptServers, MeasuredRuns, Pauses
+from harness.pytest_servers import KeptServers, MeasuredRuns, Pauses, end_with
 from harness.records import EvalResult, RunRecord
 from harness.reports.session import SessionReport, VerdictReports, facts_of, uncaptured_stderr
 from harness.reports.terminal import LiveLine
@@ -68,6 +69,7 @@ def _make_record(config: pytest.Config) -> None:
     if worker is not None:
         config.stash[RECORD] = RunRecord(Path(worker["accuracy_gate_run"]))
         config.pluginmanager.register(Pauses(), "accuracy-gate-pauses")
+        end_with(os.getppid())
         return
     record = RunRecord.create(config.invocation_params.dir / config.option.results_dir)
     config.stash[RECORD] = record

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -131,6 +135,24 @@ class Pauses:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         return True if isinstance(item, Pause) else None
+
+
+def end_with(pid: int) -> None:
+    """Have this process get SIGTERM once another is gone, where the system can tell.
+
+    A worker of pytest-xdist whose pytest was killed goes on with its config for 5 s and more, and keeps GPUs from those
+    who still have somebody to report to.
+    """
+    try:
+        other = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return
+
+    def wait() -> None:
+        select.select([other], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="accuracy-gate-parent", daemon=True).start()
 
 
 class MeasuredRuns:

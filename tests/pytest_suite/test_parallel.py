@@ -251,10 +251,8 @@ def test_a_worker_that_dies_loses_no_config(parallel: Parallel) -> None:
     assert "crashed" in parallel.suite.result("deadly/one")["reason"]
 
 
-def test_a_cancelled_run_of_workers_stops_all_servers(parallel: Parallel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGTERM ends both workers, their servers are gone, and each config that was under way has its record."""
-    mark = f"{os.getpid()}-{time.time_ns()}"
-    monkeypatch.setenv("ACCURACY_GATE_TEST", mark)
+def start_two_slow(parallel: Parallel) -> subprocess.Popen[bytes]:
+    """Start pytest with two workers and return while both ask their slow servers."""
     for name in ("A", "B"):
         parallel.add(name, fault="slow", behaviour="meet", more="max_concurrency: 1\n")
     parallel.suite.list("A", "B")
@@ -262,12 +260,53 @@ def test_a_cancelled_run_of_workers_stops_all_servers(parallel: Parallel, monkey
     process = subprocess.Popen(command, cwd=parallel.suite.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     samples = {name: f"results/*/{name}/samples.jsonl" for name in ("A", "B")}
     assert eventually(lambda: all(any(parallel.suite.path.glob(pattern)) for pattern in samples.values()))
+    return process
+
+
+def test_a_cancelled_run_of_workers_stops_all_servers(parallel: Parallel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM ends both workers, their servers are gone, and each config that was under way has its record."""
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    monkeypatch.setenv("ACCURACY_GATE_TEST", mark)
+    process = start_two_slow(parallel)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert [row[:2] for row in verdicts(parallel.suite)] == [("A", "infrastructure"), ("B", "infrastructure")]
     assert parallel.suite.result("A")["reason"].startswith("interrupted")
     assert eventually(lambda: not servers(mark))
+
+
+def test_workers_whose_pytest_was_killed_end_as_if_cancelled(
+    parallel: Parallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL of pytest alone leaves no server, and each worker writes what it knows before it goes."""
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    monkeypatch.setenv("ACCURACY_GATE_TEST", mark)
+    process = start_two_slow(parallel)
+    process.kill()
+    process.wait()
+    assert eventually(lambda: not servers(mark))
+    assert [parallel.suite.result(name)["verdict"] for name in ("A", "B")] == ["infrastructure"] * 2
+    assert parallel.suite.result("A")["reason"].startswith("interrupted")
+    process.communicate(timeout=PATIENCE)
+
+
+def test_a_process_ends_with_the_one_it_is_bound_to() -> None:
+    """As soon as the other process is gone, SIGTERM comes; a process that is gone already binds nobody."""
+    code = (
+        "import subprocess, sys, time\n"
+        "from harness.pytest_servers import end_with\n"
+        "gone = subprocess.Popen(['true']); gone.wait(); end_with(gone.pid)\n"
+        "end_with(int(sys.argv[1])); print('bound', flush=True); time.sleep(60)\n"
+    )
+    other = subprocess.Popen(["sleep", "60"])
+    with subprocess.Popen([sys.executable, "-c", code, str(other.pid)], stdout=subprocess.PIPE) as bound:
+        assert bound.stdout is not None
+        assert bound.stdout.readline() == b"bound\n"
+        assert bound.poll() is None
+        other.kill()
+        other.wait()
+        assert bound.wait(PATIENCE) == -signal.SIGTERM
 
 
 def servers(mark: str) -> list[psutil.Process]:
