@@ -1,7 +1,7 @@
 """Write docs/benchmarks.md from what `gpu_host.sh` brought back: `benchmark_tables.py VISIT…`, a folder for each visit.
 
-A visit's folder holds packed records, or `records/` itself. Every number, version and command comes from them; each
-section shows the last visit that holds something of its kind, and is left out where none does.
+A visit's folder holds packed records, or `records/` itself, and perhaps a `note.txt`. Every number, version and command
+comes from them; what they hold nothing of is left out.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from paired_runs import judged  # noqa: E402
 from start_phases import starts_below  # noqa: E402
 
 WAYS = {
-    "cold": "one after another, nothing compiled before",
     "list": "one after another",
+    "cold": "one after another, nothing compiled before",
     "ahead": "one after another, the next one's process started ahead",
     "shared": "side by side, sharing the GPU",
 }
+ALONE = ("list", "cold")
+"""What other ways are held against."""
 OF_BEST, SHARED_PART = 0.98, 1 / 3
 """What is asked for: questions per second against the plain loop at its best, wall clock against one after another."""
 GIB = 1024**3
@@ -55,6 +57,9 @@ def hosts(visits: Sequence[HostRecords]) -> Iterator[str]:
     columns = [dict(_host(facts)) for visit in visits if (facts := visit.document("host"))]
     if not columns:
         return
+    notes = [visit.note for visit in visits]
+    if any(notes):
+        columns = [{**column, "note": note or "-"} for column, note in zip(columns, notes, strict=True)]
     names = list(dict.fromkeys(name for column in columns for name in column))
     numbered = [f"visit {count}" for count in range(1, len(columns) + 1)] if len(columns) > 1 else ["which"]
     yield "## Host"
@@ -132,7 +137,8 @@ def ways(records: HostRecords) -> Iterator[str]:
     if not found:
         return
     yield "## The list of configs, run in different ways"
-    base = found.get("list")
+    first = next(iter(found)) if next(iter(found)) in ALONE else None
+    base = found[first] if first else None
     alone = _verdicts(base) if base else None
     rows = []
     for name, suite in found.items():
@@ -141,18 +147,10 @@ def ways(records: HostRecords) -> Iterator[str]:
         same = "-" if alone is None else "yes" if _same(_verdicts(suite), alone) else "NO"
         left = "nothing" if not suite["left"] else ", ".join(suite["left"])
         back = {True: "yes", False: "NO", None: "-"}[suite["memory_is_back"]]
+        took = f"{wall:.0f}" if suite["exit_code"] is not None else f"{wall:.0f}, then cut off"
         gpu = number(suite["gpu_seconds"], ".0f")
-        rows.append([WAYS[name], len(suite["configs"]), f"{wall:.0f}", number(ratio, ".2f"), gpu, same, left, back])
-    heads = [
-        "way",
-        "tasks",
-        "wall clock, s",
-        "of one after another",
-        "GPU-seconds",
-        "same verdicts",
-        "left",
-        "GPU memory back",
-    ]
+        rows.append([WAYS[name], len(suite["configs"]), took, number(ratio, ".2f"), gpu, same, left, back])
+    heads = ["way", "tasks", "wall clock, s", "of the first", "GPU-seconds", "same verdicts", "left", "GPU memory back"]
     yield from table(heads, rows)
     if base and (shared := found.get("shared")) and _verdicts(shared).keys() == _verdicts(base).keys():
         part = shared["wall_seconds"] / base["wall_seconds"]
@@ -309,13 +307,13 @@ def render(visits: Sequence[HostRecords]) -> str:
 
 
 def sections(visits: Sequence[HostRecords]) -> Iterator[str]:
-    """Give each section of the last visit that has one, and say which that is where there are several."""
+    """Give each section with what every visit has of it."""
     for section in SECTIONS:
-        for count in range(len(visits), 0, -1):
-            title, *lines = list(section(visits[count - 1])) or [""]
-            if title:
-                yield from (title, *(["", f"Visit {count}."] if len(visits) > 1 else []), *lines)
-                break
+        found = {count: lines for count, visit in enumerate(visits, 1) if (lines := list(section(visit)))}
+        for place, (count, (title, *lines)) in enumerate(found.items()):
+            yield from [title] * (place == 0)
+            yield from ["", f"### Visit {count}", ""] * (len(visits) > 1)
+            yield from lines
 
 
 def _page(lines: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from harness.own_environment import users_environment
 from harness.servers.embedded_model import is_embedded, model_folder
 
 GIB = 1024**3
@@ -69,7 +70,7 @@ class Prefetch:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **(env or {})},
+            env={**users_environment(), **(env or {})},
             start_new_session=True,
         )
 

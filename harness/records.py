@@ -246,7 +246,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node() or "unknown",
-        "commit": _commit(),
+        "commit": commit_of(Path(__file__).parent),
         "ci": {
             name: os.environ[name]
             for name in ("BUILDKITE_BUILD_URL", "GITHUB_RUN_ID", "GITHUB_SHA")
@@ -255,14 +255,15 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _commit() -> str:
+def commit_of(folder: Path) -> str:
+    """Name the commit that a folder is checked out at, "…-dirty" where tracked files differ from it, or "unknown"."""
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
             capture_output=True,
             text=True,
             timeout=5,
-            cwd=Path(__file__).parent,
+            cwd=folder,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

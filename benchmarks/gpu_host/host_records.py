@@ -16,6 +16,8 @@ class HostRecords:
     """One folder that holds `records/`; what is missing reads as nothing."""
 
     folder: Path
+    note: str = ""
+    """What whoever brought the records back has to say of them, from `note.txt` beside them."""
 
     @classmethod
     def of(cls, folder: Path, scratch: Path) -> HostRecords:
@@ -23,15 +25,17 @@ class HostRecords:
 
         What a later call of the script holds again counts. Raises ValueError for a folder with neither.
         """
+        told = folder / "note.txt"
+        note = told.read_text(encoding="utf-8").strip() if told.is_file() else ""
         if (folder / "records").is_dir():
-            return cls(folder=folder)
+            return cls(folder=folder, note=note)
         packed = sorted(folder.rglob("records-*.tar.gz"), key=_last_written)
         if not packed:
             raise ValueError(f"{folder}: holds neither records/ nor records-….tar.gz")
         for path in packed:
             with tarfile.open(path) as tar:
                 tar.extractall(scratch, filter="data")
-        return cls(folder=scratch)
+        return cls(folder=scratch, note=note)
 
     @property
     def records(self) -> Path:

@@ -14,6 +14,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 from harness.errors import ServerError
+from harness.own_environment import changed_environment
 from harness.servers.leftovers import VARIABLE, Marker, kill_marked
 
 KILL_SECONDS = 20.0
@@ -22,27 +23,19 @@ KILL_SECONDS = 20.0
 
 @contextmanager
 def environment(variables: Mapping[str, str], marker: Marker) -> Iterator[None]:
-    """Set variables, and what PYTHONPATH says for this process too, until the block is left.
-
-    What vLLM itself sets meanwhile is taken back as well: it would change the next engine.
-    """
-    before = dict(os.environ)
+    """Set variables, and what PYTHONPATH says for this process too, until the block is left."""
     # The resource tracker serves this process for good, and must not be taken for the engine's.
     resource_tracker.ensure_running()
     folders = variables.get("PYTHONPATH", "").split(os.pathsep)
     added = [folder for folder in folders if folder and folder not in sys.path]
-    os.environ.update(variables)
-    # setproctitle, by which vLLM names its processes, would overwrite the mark.
-    os.environ.update({VARIABLE: str(marker), "SPT_NOENV": "1"})
     sys.path[:0] = added
     try:
-        yield
+        # setproctitle, by which vLLM names its processes, would overwrite the mark.
+        with changed_environment({**variables, VARIABLE: str(marker), "SPT_NOENV": "1"}):
+            yield
     finally:
         for folder in added:
             sys.path.remove(folder)
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        os.environ.update(before)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.backends.tokens import Piece, Vocabulary
 from harness.errors import ConfigError
+from harness.own_environment import changed_environment
 
 SANE_LENGTH = 10**9
 """transformers says 10**30 for a tokenizer that names no longest text."""
@@ -34,9 +35,10 @@ class HfTokenizer:
 
         Raises ConfigError with the remedy.
         """
-        auto = _transformers(source).AutoTokenizer
+        how = {"trust_remote_code": trust_remote_code, "local_files_only": local_only}
         try:
-            return cls(auto.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=local_only))
+            with changed_environment():
+                return cls(_transformers(source).AutoTokenizer.from_pretrained(source, **how))
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise ConfigError(
                 f"tokenizer {source}: cannot be loaded here ({_first_line(error)}): name a folder that holds the "

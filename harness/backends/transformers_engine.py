@@ -22,6 +22,7 @@ from harness.backends.transformers import ENGINE, TransformersBackend
 from harness.config import ModelConfig
 from harness.errors import ConfigError, ServerError, ServerExited, ServerNotReady
 from harness.gates.threshold import Gate
+from harness.own_environment import changed_environment
 from harness.redaction import redact_env, secret_values
 from harness.servers.diagnosis import likely_cause
 from harness.servers.embedded_model import is_embedded, model_folder
@@ -110,7 +111,7 @@ def transformers_engine(
     seconds = max(0.0, min(config.startup_max_wait_seconds, within))
     log = ServerLog(_own(log_path), secret_values({**os.environ, **config.env}))
     began = time.monotonic()
-    with _environment({**config.env}):
+    with changed_environment(config.env):
         place = None if device_map is not None else device or _device(env)
         loading = _Loading(
             source=str(model_folder(config.model_name)) if is_embedded(config.model_name) else config.model_name,
@@ -188,18 +189,6 @@ def _report(config: ModelConfig, headline: str, log: ServerLog) -> str:
     lines += [f"likely cause: {cause}"] if cause else []
     lines += [f"the end of {log.path}:", tail] if tail else []
     return "\n".join(lines)
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - set(before):
-            del os.environ[name]
-        os.environ.update(before)
 
 
 def _device(env: Mapping[str, str]) -> str:

