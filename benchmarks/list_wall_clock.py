@@ -1,9 +1,10 @@
 """How long a list of configs takes against the least it could take, one after another, spread over GPUs, and ahead.
 
-    python benchmarks/list_wall_clock.py                                  the stand-in, once each way
-    python benchmarks/list_wall_clock.py --rounds 20 --competing --kill   the last way, again and again, disturbed
-    python benchmarks/list_wall_clock.py --start 3                        real vLLM: starts made ahead and plain ones
-    python benchmarks/list_wall_clock.py --real                           real vLLM: two configs, each way
+    python benchmarks/list_wall_clock.py                  the stand-in, once each way
+    python benchmarks/list_wall_clock.py --rounds 20 --how alone competing killed
+                                                          the last way, again and again, and disturbed
+    python benchmarks/list_wall_clock.py --start 3        real vLLM: starts made ahead and plain ones
+    python benchmarks/list_wall_clock.py --real           real vLLM: two configs, each way
 
 Two ratios are printed. "On the GPUs": to the seconds for which the list needs a GPU over the GPUs there are. "Least":
 to that and the imports of the first servers, before which no GPU has anything to do: no order of work takes less. Where
@@ -36,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 
 from harness.ahead import Ahead  # noqa: E402
 from harness.config import ModelConfig, load_config  # noqa: E402
-from harness.gpu_tickets import VARIABLE as LEASES  # noqa: E402
+from harness.gpus.tickets import VARIABLE as LEASES  # noqa: E402
 from harness.records import read_samples  # noqa: E402
 from harness.servers.leftovers import VARIABLE as MARK  # noqa: E402
 from harness.servers.vllm import vllm_server  # noqa: E402
@@ -186,16 +187,17 @@ def rounds(options: argparse.Namespace, bench: Bench, times: Times, expected: Ru
         ratios.setdefault(name, []).append((seconds / on_gpus, seconds / (on_gpus + times.imports)))
 
     for number in range(1, options.rounds + 1):
-        run = bench.run(*arguments)
-        check(f"round {number}, alone", run, expected)
-        note("alone", run.seconds, alone)
-        if options.competing:
+        if "alone" in options.how:
+            run = bench.run(*arguments)
+            check(f"round {number}, alone", run, expected)
+            note("alone", run.seconds, alone)
+        if "competing" in options.how:
             began = time.monotonic()
             both = [bench.finish(started) for started in [bench.start(*arguments), bench.start(*arguments)]]
             for each in both:
                 check(f"round {number}, competing", each, expected)
             note("competing", time.monotonic() - began, 2 * alone)
-        if options.kill:
+        if "killed" in options.how:
             note("one killed", *killed(number, options, bench, times, expected))
         say(f"round {number}: " + ", ".join(f"{name} {found[-1][1]:.2f}" for name, found in ratios.items()))
     for name, found in ratios.items():
@@ -207,11 +209,14 @@ def rounds(options: argparse.Namespace, bench: Bench, times: Times, expected: Ru
 
 
 def killed(number: int, options: argparse.Namespace, bench: Bench, times: Times, expected: Run) -> tuple[float, float]:
-    """Run two at once and kill one at a moment that chance gives; return the seconds, all and on the GPUs."""
+    """Run two at once and kill one in the middle half of what they would take.
+
+    Returns the seconds, all and on the GPUs.
+    """
     began = time.monotonic()
     victim, survivor = bench.start(*ahead(options)), bench.start(*ahead(options))
     alone = options.configs * times.on_gpu / options.gpus
-    time.sleep(random.uniform(0.25, 0.75) * 2 * alone)
+    time.sleep(random.uniform(0.25, 0.75) * 1.2 * (2 * alone + times.imports))
     victim[2].kill()
     used = bench.seconds_on_gpus(victim[0], each=times.on_gpu, until=time.monotonic())
     victim[2].wait(PATIENCE)
@@ -277,8 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, seconds in {"imports": 4.0, "engine": 3.0, "answers": 2.0}.items():
         parser.add_argument(f"--{name}", type=float, default=seconds)
-    for name in ("competing", "kill", "real"):
-        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--real", action="store_true")
+    parser.add_argument("--how", nargs="+", choices=["alone", "competing", "killed"], default=["alone"])
     options = parser.parse_args(arguments)
     times = Times(imports=options.imports, engine=options.engine, answers=options.answers)
     if options.start:

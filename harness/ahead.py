@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.backends.registry import build_backend
 from harness.config import ModelConfig
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
 from harness.prefetch import GIB, Fetched, Prefetch, Weights, memory_for_cache
 from harness.servers.child import Child
 from harness.servers.launching import flag_value

@@ -14,19 +14,19 @@ from harness.errors import AccuracyGateError, ConfigError
 
 COMMANDS = {
     "eval": ("standalone", "evaluate a running server"),
-    "smoke": ("smoke_command", "40 easy questions: is something obviously broken?"),
+    "smoke": ("commands.smoke_command", "40 easy questions: is something obviously broken?"),
     "new": ("new_config", "write a config with a measured threshold"),
-    "calibrate": ("calibrate_command", "measure a config's noise; write baseline and tolerance"),
-    "check": ("check_command", "check lists and YAMLs without running them"),
-    "compare": ("compare_command", "what changed between two runs"),
-    "show": ("show_command", "a run, a config or a sample in the terminal"),
-    "report": ("report_command", "render a run's reports again from its record"),
-    "history": ("history_command", "how configs fared over many runs"),
-    "list": ("list_command", "what would run, and as which CI jobs"),
-    "merge": ("merge_command", "the records of several jobs as one run"),
-    "run": ("run_command", "run lists here, or on a Ray cluster"),
-    "gpus": ("gpus_command", "the GPUs of this machine and who holds them"),
-    "cache": ("cache_command", "the sample cache: list, prune, clear"),
+    "calibrate": ("commands.calibrate_command", "measure a config's noise; write baseline and tolerance"),
+    "check": ("commands.check_command", "check lists and YAMLs without running them"),
+    "compare": ("commands.compare_command", "what changed between two runs"),
+    "show": ("commands.show_command", "a run, a config or a sample in the terminal"),
+    "report": ("commands.report_command", "render a run's reports again from its record"),
+    "history": ("commands.history_command", "how configs fared over many runs"),
+    "list": ("commands.list_command", "what would run, and as which CI jobs"),
+    "merge": ("commands.merge_command", "the records of several jobs as one run"),
+    "run": ("commands.run_command", "run lists here, or on a Ray cluster"),
+    "gpus": ("commands.gpus_command", "the GPUs of this machine and who holds them"),
+    "cache": ("commands.cache_command", "the sample cache: list, prune, clear"),
 }
 """What each is called: the module that holds it, with add_options and run, and what it does."""
 SCHEMA_PATH = Path(__file__).resolve().parent.parent / "configs" / "schema.json"

@@ -15,10 +15,10 @@ import psutil
 from harness.config import ModelConfig
 from harness.config_lists import ListedConfig
 from harness.errors import ConfigError
-from harness.gpu_leases import GpuLeases, Lease
-from harness.gpu_shares import check_share
-from harness.gpu_tools import discover
-from harness.gpus import Gpu, Inventory, target_gpus, visible_environment
+from harness.gpus.inventory import Gpu, Inventory, target_gpus, visible_environment
+from harness.gpus.leases import GpuLeases, Lease
+from harness.gpus.shares import check_share
+from harness.gpus.tools import discover
 from harness.parallelism import read_parallelism
 from harness.platforms import Platform, PlatformKind, current_platform, skip_reason
 from harness.servers.leftovers import VARIABLE, Marker
@@ -182,8 +182,3 @@ def _dies_on(process: psutil.Process, visible: Mapping[str, str]) -> bool:
         return False
     named = [name for name in visible if name.endswith(("_VISIBLE_DEVICES", "_AFFINITY_MASK"))]
     return any(set(env.get(name, "").split(",")) & set(visible[name].split(",")) for name in named)
-
-
-def chosen_gpus(gpus: Sequence[Gpu], needed: int) -> tuple[Gpu, ...]:
-    """Take the first GPUs that a config may use."""
-    return tuple(gpus[:needed])

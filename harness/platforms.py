@@ -34,7 +34,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from harness.errors import ConfigError
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
 from harness.yaml_source import Location
 
 Capability = tuple[int, ...]

@@ -16,9 +16,9 @@ from harness.backends.registry import Start, build_backend
 from harness.config import ModelConfig
 from harness.errors import InfrastructureError, ServerExited
 from harness.gates.threshold import Gate
-from harness.gpu_memory import GpuMemory
-from harness.gpu_shares import share_arguments
-from harness.gpus import Gpu, visible_environment
+from harness.gpus.inventory import Gpu, visible_environment
+from harness.gpus.memory import GpuMemory
+from harness.gpus.shares import share_arguments
 from harness.placement import ServerGpus, gpus_for
 from harness.records import write_json
 from harness.servers.diagnosis import disturbed_by_neighbours

@@ -14,7 +14,7 @@ from harness.backends.server import root_url
 from harness.config_lists import ListedConfig, find_list, load_lists
 from harness.config_types import check_serve_command
 from harness.errors import AccuracyGateError, ConfigError
-from harness.gpu_tools import discover
+from harness.gpus.tools import discover
 from harness.listing import chosen, parse_shard, shard_of
 from harness.placement import Placement, find_placement
 from harness.records import Row, RunRecord, environment, now

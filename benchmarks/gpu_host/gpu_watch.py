@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.gpu_memory import MARGIN_BYTES, NvmlReader
-from harness.gpu_tools import discover
-from harness.gpus import Gpu, target_gpus
+from harness.gpus.inventory import Gpu, target_gpus
+from harness.gpus.memory import MARGIN_BYTES, NvmlReader
+from harness.gpus.tools import discover
 
 POLL_SECONDS = 0.5
 SETTLE_SECONDS = 10.0

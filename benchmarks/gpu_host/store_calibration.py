@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-from harness.calibrate_command import with_values
+from harness.commands.calibrate_command import with_values
 from harness.config import load_config_file
 from harness.records import write_text
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.config import ModelConfig
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
 from harness.servers.child import Child, StopSeconds
 from harness.servers.launcher import LATE
 from harness.servers.process import ServerSpec

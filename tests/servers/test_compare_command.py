@@ -15,7 +15,8 @@ import pytest
 from loopback import Reply, completion, loopback_server
 from suite_run import SuiteRun
 
-from harness import baselines, compare_command
+from harness import baselines
+from harness.commands import compare_command
 from harness.errors import ConfigError, DataUnavailable
 from harness.gates.history import QuestionHistory
 from harness.reports.untrusted import escaped

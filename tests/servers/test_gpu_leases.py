@@ -19,16 +19,16 @@ import pytest
 from trials import PATIENCE, eventually
 
 from harness.errors import ConfigError, InfrastructureError
-from harness.gpu_leases import GpuLeases, Lease
-from harness.gpu_queue import Granted, Ticket
-from harness.gpu_tickets import VARIABLE, GpusBusy, Holder, TicketFolder, lease_folder
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
+from harness.gpus.leases import GpuLeases, Lease
+from harness.gpus.queue import Granted, Ticket
+from harness.gpus.tickets import VARIABLE, GpusBusy, Holder, TicketFolder, lease_folder
 
 RUN = """
 import json, os, signal, sys
 from pathlib import Path
-from harness.gpu_leases import GpuLeases
-from harness.gpus import Gpu
+from harness.gpus.leases import GpuLeases
+from harness.gpus.inventory import Gpu
 
 def terminated(*_):
     raise KeyboardInterrupt

@@ -20,11 +20,11 @@ from trials import eventually
 
 from harness.config import ModelConfig
 from harness.errors import ConfigError, ServerExited
-from harness.gpu_leases import GpuLeases
-from harness.gpu_memory import GIB, GpuMemory
-from harness.gpu_memory import Holder as MemoryHolder
-from harness.gpu_tickets import VARIABLE
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
+from harness.gpus.leases import GpuLeases
+from harness.gpus.memory import GIB, GpuMemory
+from harness.gpus.memory import Holder as MemoryHolder
+from harness.gpus.tickets import VARIABLE
 from harness.servers.ports import BLOCK
 from harness.serving import RunOptions, Serving
 

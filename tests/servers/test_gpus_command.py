@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.gpu_leases import GpuLeases
-from harness.gpu_tickets import VARIABLE
-from harness.gpu_tools import discover
-from harness.gpus_command import add_options, run
+from harness.commands.gpus_command import add_options, run
+from harness.gpus.leases import GpuLeases
+from harness.gpus.tickets import VARIABLE
+from harness.gpus.tools import discover
 
 ROWS = "0, GPU-aaaa, 143771, 9.0, Disabled, NVIDIA H200\n1, GPU-bbbb, 143771, 9.0, Disabled, NVIDIA H200\n"
 

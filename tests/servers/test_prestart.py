@@ -19,7 +19,7 @@ from trials import FAKE, KEY, QUICK, eventually, is_gone
 
 from harness.ahead import SPARE_BYTES, Ahead
 from harness.config import ModelConfig
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
 from harness.servers.compile_caches import compile_caches
 from harness.servers.leftovers import VARIABLE
 from harness.servers.ports import PortBlock

@@ -22,9 +22,9 @@ import pytest
 
 from harness.config_lists import load_lists
 from harness.errors import ConfigError
-from harness.ray_node import Shipping, scratch_folder
-from harness.ray_orders import Order, Piece, check_version, order_for
-from harness.ray_results import ArrivingRecord
+from harness.on_ray.node import Shipping, scratch_folder
+from harness.on_ray.orders import Order, Piece, check_version, order_for
+from harness.on_ray.results import ArrivingRecord
 from harness.records import RunRecord
 from harness.serving import RunOptions
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = Path(__file__).with_name("fake_ray_cluster.py")
 COMMAND = """\
 import argparse, sys
-from harness import run_command
+from harness.commands import run_command
 from harness.errors import ConfigError
 parser = argparse.ArgumentParser()
 run_command.add_options(parser)
@@ -92,7 +92,7 @@ class RayCluster:
         try:
             if process.environ().get(MARK) != self.mark or process.status() == psutil.STATUS_ZOMBIE:
                 return False
-            return "ACCURACY_GATE_SERVER" in process.environ() or "harness.ray_evaluation" in process.cmdline()
+            return "ACCURACY_GATE_SERVER" in process.environ() or "harness.on_ray.evaluation" in process.cmdline()
         except psutil.Error:
             return False
 
@@ -294,7 +294,7 @@ def test_a_preempted_config_is_tried_again(cluster: RayCluster, tmp_path: Path) 
     """SIGTERM on a node that nobody here asked for is the node's end: the config runs again, and says so."""
     driver = start(tmp_path, {"slow": config("slow")}, *on(cluster))
     driver.await_line("slow: asking")
-    (evaluation,) = (process for process in cluster.servers() if "harness.ray_evaluation" in process.cmdline())
+    (evaluation,) = (process for process in cluster.servers() if "harness.on_ray.evaluation" in process.cmdline())
     evaluation.terminate()
     assert driver.end() == 0, driver.output
     ray = driver.result("slow")["server"]["ray"]
@@ -380,7 +380,7 @@ def test_a_killed_workers_folder_is_removed_by_the_next_order(tmp_path: Path, mo
 
 def test_files_arrive_as_they_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples come in pieces of bounded size while they are written; a result is there whole or not at all."""
-    monkeypatch.setattr("harness.ray_node.CHUNK_BYTES", 5)
+    monkeypatch.setattr("harness.on_ray.node.CHUNK_BYTES", 5)
     written, shipping = tmp_path / "record" / "a", Shipping(tmp_path)
     written.mkdir(parents=True)
     arriving = ArrivingRecord(RunRecord(tmp_path / "driver"))

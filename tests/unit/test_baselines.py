@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.baselines import Baseline, KeptAnswer, baseline_of, binding_of, load, require_same, save
-from harness.calibrate_command import with_values
+from harness.commands.calibrate_command import with_values
 from harness.config import ModelConfig
 from harness.errors import BaselineMismatch, ConfigError
 from harness.gates.history import QuestionHistory

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.check import read_flags
-from harness.check_command import add_options, run
+from harness.commands.check_command import add_options, run
 
 BASE = "model_name: org/M\naccuracy_threshold: 0.5\n"
 TIGHT = "tolerance: 0.03\n"

@@ -20,7 +20,7 @@ import yaml
 from loopback import Reply, loopback_server
 from run_records import OUTAGE, PASS, REGRESSION, mixed_run
 
-from harness import list_command, merge_command
+from harness.commands import list_command, merge_command
 from harness.records import write_json
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import GpuMemoryHeld
-from harness.gpu_memory import GIB, GpuMemory, Holder
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
+from harness.gpus.memory import GIB, GpuMemory, Holder
 
 GPU = Gpu(kind="cuda", index=3, uuid="GPU-a", name="H200", memory_total=140 * GIB, arch="9.0", selector="3")
 
@@ -91,7 +91,7 @@ def test_nvidias_library_is_read_by_uuid_and_closed(tmp_path: Path, broken: bool
     """Each reading opens and closes the library; one without its driver reads nothing."""
     (tmp_path / "pynvml.py").write_text(FAKE_NVML.format(broken=broken))
     program = (
-        "from harness.gpu_memory import NvmlReader\nfrom harness.gpus import Gpu\n"
+        "from harness.gpus.memory import NvmlReader\nfrom harness.gpus.inventory import Gpu\n"
         f"gpu = {GPU!r}\nreader = NvmlReader()\n"
         "print(reader.used(gpu), end=' ')\nprint([(h.pid, h.bytes) for h in reader.holders(gpu)])\n"
     )

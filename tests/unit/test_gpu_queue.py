@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.gpu_queue import ROUNDING, Granted, Ticket, grant, in_the_way
+from harness.gpus.queue import ROUNDING, Granted, Ticket, grant, in_the_way
 
 
 def wants(number: int, candidates: str, count: int = 1, share: float | None = None) -> Ticket:

@@ -10,9 +10,9 @@ import pytest
 
 from harness.config import ModelConfig
 from harness.errors import ConfigError
-from harness.gpu_memory import GIB
-from harness.gpu_shares import MIB, check_share, memory_plan, share_arguments, weights_bytes
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
+from harness.gpus.memory import GIB
+from harness.gpus.shares import MIB, check_share, memory_plan, share_arguments, weights_bytes
 from harness.servers.launching import flag_value
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.gpu_tools import MIB, discover
-from harness.gpus import Gpu, GpuKind, Inventory, target_gpus, visible_environment
+from harness.gpus.inventory import Gpu, GpuKind, Inventory, target_gpus, visible_environment
+from harness.gpus.tools import MIB, discover
 
 ROOT = Path(__file__).resolve().parents[2]
 Tool = Callable[[str, Mapping[str, str]], None]
@@ -272,7 +272,7 @@ def run_with_nvml(tmp_path: Path, failing: str, code: str) -> subprocess.Complet
 def test_nvml_is_asked_first(tmp_path: Path, tool: Tool) -> None:
     """With nvidia-ml-py installed GPUs and MIG instances come from NVML, which is shut down again."""
     tool("nvidia-smi", {})
-    code = "from harness.gpu_tools import discover; found = discover(); print(*found.gpus, *found.faults, sep='\\n')"
+    code = "from harness.gpus.tools import discover; found = discover(); print(*found.gpus, *found.faults, sep='\\n')"
     shut, whole, part, fault = run_with_nvml(tmp_path, "pass", code).stdout.splitlines()
     assert shut == "shut down"
     expected = Gpu(
@@ -304,14 +304,14 @@ def test_nvml_is_asked_first(tmp_path: Path, tool: Tool) -> None:
 def test_nvidia_smi_is_asked_where_nvml_is_not_there(tmp_path: Path, tool: Tool, failing: str, fault: str) -> None:
     """A machine without NVML is no fault, one whose driver is broken is, and either way nvidia-smi is asked."""
     tool("nvidia-smi", {SMI_QUERY: H200})
-    code = "from harness.gpu_tools import discover; found = discover(); print(found.faults, '\\n', found.gpus[0].name)"
+    code = "from harness.gpus.tools import discover; found = discover(); print(found.faults, '\\n', found.gpus[0].name)"
     printed = run_with_nvml(tmp_path, failing, code).stdout.splitlines()
     assert [line.strip() for line in printed] == [fault, "NVIDIA H200"]
 
 
 def test_an_nvml_that_hangs_is_left_behind(tmp_path: Path) -> None:
     """A call that a hung driver never answers neither blocks discovery nor the end of the program."""
-    code = "from harness.gpu_tools import discover; print(discover(timeout=0.5).faults)"
+    code = "from harness.gpus.tools import discover; print(discover(timeout=0.5).faults)"
     assert "NVML did not answer within 0.5 s" in run_with_nvml(tmp_path, "time.sleep(3600)", code).stdout
 
 

@@ -16,7 +16,7 @@ import pytest
 from run_records import finish, sample, write_config
 from scipy import stats
 
-from harness import history_command
+from harness.commands import history_command
 from harness.errors import ConfigError
 from harness.gates.intervals import wilson
 from harness.gates.threshold import Verdict

@@ -13,7 +13,7 @@ import pytest
 from harness.ahead import Ahead
 from harness.config import ModelConfig
 from harness.config_lists import load_lists
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
 from harness.pytest_servers import KeptServers
 from harness.serving import RunOptions
 from harness.suite import Suite

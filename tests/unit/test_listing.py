@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from harness import list_command
+from harness.commands import list_command
 from harness.config_lists import ListedConfig, load_lists
 from harness.durations import Durations, MeasuredRun, key_of
 from harness.errors import ConfigError

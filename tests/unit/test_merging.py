@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from run_records import finish, sample, write_config
 
-from harness import merge_command
+from harness.commands import merge_command
 from harness.errors import ConfigError
 from harness.gates.threshold import Verdict
 from harness.recordings import read_recordings

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.errors import ConfigError
-from harness.gpus import Gpu, GpuKind
+from harness.gpus.inventory import Gpu, GpuKind
 from harness.platforms import (
     Overrides,
     Platform,
@@ -169,7 +169,7 @@ def test_a_tpu_is_a_device_and_its_library(
 def test_the_platform_is_found_without_torch() -> None:
     """Collection stays instant: neither torch nor vLLM is imported."""
     code = (
-        "import os, sys; from harness.gpu_tools import discover; from harness.platforms import current_platform\n"
+        "import os, sys; from harness.gpus.tools import discover; from harness.platforms import current_platform\n"
         "current_platform(os.environ, discover().gpus); print({'torch', 'vllm', 'libtpu'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)

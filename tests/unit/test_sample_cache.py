@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from harness import cache_command
 from harness.backends.base import (
     BackendInfo,
     ChatMessage,
@@ -33,6 +32,7 @@ from harness.backends.base import (
     Sampling,
 )
 from harness.backends.cached import CacheMode, check_cacheable, request_keys
+from harness.commands import cache_command
 from harness.config import ModelConfig
 from harness.errors import ConfigError
 from harness.sample_identity import Identity, answering_arguments, identity_of

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 from run_records import FAILED, PASS, REGRESSION, TO_RIGHT, TO_WRONG, TRUNCATED, UNANSWERED, mixed_run
 
-from harness import report_command, show_command
+from harness.commands import report_command, show_command
 from harness.errors import ConfigError, DataUnavailable
 from harness.records import write_json
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from harness.backends.base import Sampling
-from harness.check_command import add_options, run
+from harness.commands.check_command import add_options, run
 from harness.config import ModelConfig, load_config, load_config_file
 from harness.config_lists import load_lists
 from harness.errors import ConfigError

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import ConfigError, GpusBusy
-from harness.gpu_queue import Granted, Ticket, grant, in_the_way
-from harness.gpu_tickets import Holder, TicketFolder, lease_folder
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
+from harness.gpus.queue import Granted, Ticket, grant, in_the_way
+from harness.gpus.tickets import Holder, TicketFolder, lease_folder
 
 POLL_SECONDS = 0.2
 
@@ -34,7 +34,7 @@ class GpuLeases:
     """Hands out the GPUs of this machine; all runs that name the same folder queue in one line."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder` is by default one per user and machine; see `harness.gpu_tickets.lease_folder`."""
+        """`folder` is by default one per user and machine; see `harness.gpus.tickets.lease_folder`."""
         self._folder = TicketFolder(folder or lease_folder())
 
     @contextmanager

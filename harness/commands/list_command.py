@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from harness.commands import ROOT
 from harness.config_lists import find_list, load_lists
 from harness.durations import Durations
 from harness.errors import ConfigError
@@ -22,7 +23,6 @@ from harness.records import write_text
 from harness.reports.untrusted import escaped
 from harness.suite import EXIT_INFRASTRUCTURE
 
-ROOT = Path(__file__).resolve().parent.parent
 SCHEMA_VERSION = 1
 GITHUB_JOBS = 256
 """A matrix may make so many jobs of a workflow run."""

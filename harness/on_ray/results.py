@@ -11,7 +11,7 @@ from typing import Any
 from harness.config_lists import ListedConfig
 from harness.errors import RecordUnwritable
 from harness.gates.threshold import Verdict
-from harness.ray_orders import Piece, Placement
+from harness.on_ray.orders import Piece, Placement
 from harness.records import EvalResult, RunRecord, now, read_samples, write_json
 from harness.tally import Tally
 from harness.tasks.base import Sample, Status

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from harness.backends.offline_engine import OfflineEngine, offline_engine
+from harness.backends.offline_engine import OfflineEngine
 from harness.backends.server import root_url
 from harness.backends.vllm_offline import ENGINE
 from harness.config import load_config_file
@@ -21,10 +21,9 @@ from harness.config_lists import ListedConfig, listed
 from harness.errors import ConfigError, GpusMissing, InfrastructureError, Position
 from harness.gates.intervals import Interval, wilson
 from harness.gates.threshold import Verdict
-from harness.gpus import visible_environment
 from harness.offline import evaluate_offline
 from harness.pipeline import evaluate
-from harness.placement import Placement, chosen_gpus, find_placement
+from harness.placement import Placement, find_placement
 from harness.records import ConfigRecord, EvalResult, RunRecord, environment, now, read_samples, write_json, write_text
 from harness.reports.terminal import LiveLine
 from harness.servers.vllm import flag_value
@@ -207,8 +206,10 @@ def _ask_offline(placed: Sequence[ListedConfig], record: RunRecord, options: Run
         raise ConfigError(f"--server-args: {CONTENT_FORMAT} needs a server: leave out --backend {ENGINE}")
     if placed[0].unmet is not None:
         raise GpusMissing(placed[0].unmet)
-    shown = visible_environment(chosen_gpus(options.gpus, config.gpus)) if options.gpu_choice is not None else {}
-    with offline_engine(config, record.config("smoke").server_log, env=shown) as engine:
+    served = config.model_copy(update={"backend": ENGINE})
+    with Serving(served, record.config("smoke").server_log, options) as serving:
+        engine = serving.engine()
+        assert isinstance(engine, OfflineEngine), f"backend {ENGINE} is one"
         return tuple(_ask_engine(entry, record, engine) for entry in placed)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from harness.config_lists import ListedConfig
 from harness.errors import ConfigError
 from harness.gates.threshold import Counts
+from harness.on_ray.node import EVENTS, FILES, RECORD, SETTINGS
 from harness.pipeline import evaluate
-from harness.ray_node import EVENTS, FILES, RECORD, SETTINGS
 from harness.records import RunRecord
 from harness.servers.leftovers import sweep_dead_runs
 from harness.serving import RunOptions, Serving

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from harness.gpu_leases import GpuLeases, describe_need
-from harness.gpu_memory import GIB, MemoryReader, NvmlReader
-from harness.gpu_tickets import Holder
-from harness.gpu_tools import discover
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
+from harness.gpus.leases import GpuLeases, describe_need
+from harness.gpus.memory import GIB, MemoryReader, NvmlReader
+from harness.gpus.tickets import Holder
+from harness.gpus.tools import discover
 from harness.reports.untrusted import escaped
 
 

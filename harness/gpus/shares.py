@@ -13,8 +13,8 @@ from typing import Any
 from harness.backends.registry import flags_of
 from harness.config import ModelConfig
 from harness.errors import ConfigError
-from harness.gpu_memory import GIB
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
+from harness.gpus.memory import GIB
 from harness.model_size import model_size
 from harness.servers.launching import flag_value
 

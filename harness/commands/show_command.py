@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.commands.report_command import add_run, check_versions, find_run_folder
 from harness.errors import ConfigError, DataUnavailable
 from harness.records import read_samples
-from harness.report_command import add_run, check_versions, find_run_folder
 from harness.reports.documents import ConfigDocument, RunDocument, read_run
 from harness.reports.page.marks import find_answer, find_gold
 from harness.reports.terminal import LABELS, measured, notes, table

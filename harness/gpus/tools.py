@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.gpus import Gpu, Inventory
+from harness.gpus.inventory import Gpu, Inventory
 
 MIB = 1024 * 1024
 

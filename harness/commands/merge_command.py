@@ -8,17 +8,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.commands import ROOT
+from harness.commands.report_command import render
 from harness.config_lists import find_list, load_lists
 from harness.errors import ConfigError
 from harness.merging import Expected, find_runs, merge, read_part, read_plan, write_merged
 from harness.records import RunRecord
-from harness.report_command import render
 from harness.reports.documents import read_run
 from harness.reports.terminal import run_lines
 from harness.reports.untrusted import escaped
 from harness.reports.write import publish
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from harness.check import (
     where_written,
     wide_tolerances,
 )
+from harness.commands import ROOT
 from harness.config import load_config_file
 from harness.config_lists import SUFFIXES, ListedConfig, find_list, listed, load_lists
 from harness.errors import ConfigError, Position
@@ -24,7 +25,6 @@ from harness.servers.embedded_model import check_embedded, is_embedded
 from harness.tasks.build import build_task
 from harness.yaml_source import read_text
 
-ROOT = Path(__file__).resolve().parent.parent
 LARGEST_LIST = 1_000_000
 """Bytes; a text file beyond that is no list, and reading it would be slow."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harness.errors import GpuMemoryHeld
-from harness.gpus import Gpu
+from harness.gpus.inventory import Gpu
 
 MARGIN_BYTES = 512 * 1024**2
 """A driver context of somebody else's comes and goes with so much."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import harness
-from harness.ray_orders import GSM8K_FOLDER, Ended, Event, Order, Piece, Placed, Told, check_version
+from harness.on_ray.orders import GSM8K_FOLDER, Ended, Event, Order, Piece, Placed, Told, check_version
 
 RECORD, FILES, SETTINGS, EVENTS, OUTPUT = "record", "files", "order.json", "events.jsonl", "output.log"
 PREFIX, LOCK = "accuracy-gate-node-", "lock"
@@ -99,7 +99,7 @@ def _evaluation(scratch: Path, gpus: tuple[str, ...]) -> Iterator[subprocess.Pop
         env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     with (scratch / OUTPUT).open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "harness.ray_evaluation", str(scratch), str(os.getpid())],
+            [sys.executable, "-m", "harness.on_ray.evaluation", str(scratch), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

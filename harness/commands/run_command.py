@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import IO
 
 from harness.against_baseline import check_baselines
+from harness.commands import ROOT
 from harness.errors import AccuracyGateError, ConfigError
 from harness.gates.threshold import Verdict
 from harness.history import runs_before, update
-from harness.ray_jobs import refuse_several_nodes
-from harness.ray_runner import RayOutcome, RaySettings, ray_module, run_on_ray
+from harness.on_ray.jobs import refuse_several_nodes
+from harness.on_ray.runner import RayOutcome, RaySettings, ray_module, run_on_ray
 from harness.records import Row, RunRecord
 from harness.reports import github
 from harness.reports.documents import read_run
@@ -28,7 +29,6 @@ from harness.reports.write import publish
 from harness.serving import RunOptions
 from harness.suite import EXIT_INFRASTRUCTURE, RunInfo, Suite, prepare
 
-ROOT = Path(__file__).resolve().parent.parent
 SUITE_FILE = ROOT / "tests" / "test_accuracy.py"
 EXIT_INTERRUPTED = 2
 """As pytest says it."""

@@ -9,9 +9,9 @@ from typing import Any
 from harness.backends.registry import flags_of
 from harness.config_lists import ListedConfig
 from harness.errors import ConfigError
+from harness.on_ray.orders import Ended, Event, Piece, Placed, Placement, Told
+from harness.on_ray.results import ArrivingRecord
 from harness.parallelism import read_parallelism
-from harness.ray_orders import Ended, Event, Piece, Placed, Placement, Told
-from harness.ray_results import ArrivingRecord
 
 MAX_ATTEMPTS = 2
 """A node that is lost says nothing of the model; one that is lost twice says something of the config."""

@@ -22,7 +22,7 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from harness.errors import ConfigError, GpusBusy, InfrastructureError
-from harness.gpu_queue import Granted, Ticket
+from harness.gpus.queue import Granted, Ticket
 from harness.servers.leftovers import start_ticks
 
 VARIABLE = "ACCURACY_GATE_LEASES"

@@ -15,11 +15,11 @@ from typing import Any, Self
 import harness
 from harness.config_lists import ListedConfig
 from harness.errors import ConfigError, InfrastructureError
-from harness.ray_evaluation import INTERRUPTED
-from harness.ray_jobs import MAX_ATTEMPTS, Job, need_of, refuse_several_nodes
-from harness.ray_node import run_order
-from harness.ray_orders import gsm8k_files, order_for
-from harness.ray_results import ArrivingRecord
+from harness.on_ray.evaluation import INTERRUPTED
+from harness.on_ray.jobs import MAX_ATTEMPTS, Job, need_of, refuse_several_nodes
+from harness.on_ray.node import run_order
+from harness.on_ray.orders import gsm8k_files, order_for
+from harness.on_ray.results import ArrivingRecord
 from harness.records import RunRecord
 from harness.serving import RunOptions
 

@@ -1,0 +1,1 @@
+"""Which GPUs there are, who holds them, and what is left of their memory."""
