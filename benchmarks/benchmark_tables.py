@@ -37,7 +37,8 @@ GIB = 1024**3
 INTRO = """\
 # Benchmarks
 
-Written by `benchmarks/benchmark_tables.py` from the records of `benchmarks/gpu_host.sh`; nothing is typed by hand.
+Written by `benchmarks/benchmark_tables.py` from the records of `benchmarks/gpu_host.sh`; nothing in a table is
+typed by hand.
 """
 
 
@@ -57,13 +58,11 @@ def hosts(visits: Sequence[HostRecords]) -> Iterator[str]:
     columns = [dict(_host(facts)) for visit in visits if (facts := visit.document("host"))]
     if not columns:
         return
-    notes = [visit.note for visit in visits]
-    if any(notes):
-        columns = [{**column, "note": note or "-"} for column, note in zip(columns, notes, strict=True)]
     names = list(dict.fromkeys(name for column in columns for name in column))
     numbered = [f"visit {count}" for count in range(1, len(columns) + 1)] if len(columns) > 1 else ["which"]
     yield "## Host"
     yield from table(["what", *numbered], [[name, *(column.get(name, "-") for column in columns)] for name in names])
+    yield from (f"Visit {count}, as told by who ran it: {v.note}\n" for count, v in enumerate(visits, 1) if v.note)
 
 
 def _host(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

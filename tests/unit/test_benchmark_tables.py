@@ -212,7 +212,7 @@ def test_each_section_tells_of_every_visit_that_has_one(tmp_path: Path) -> None:
     write(tmp_path / "two/scratch", "throughput.json", throughput((177.0,), 180.0, 150.0))
     text = render([first, second])
     assert "| processor | P, 16 cores, 1 GiB | P, 32 cores, 1 GiB |" in text
-    assert "| note | - | a busy day |" in text
+    assert "Visit 2, as told by who ran it: a busy day\n" in text
     assert "## Asking, against a plain loop of posts\n\n### Visit 2\n" in text
     ways = text[text.index("run in different ways") : text.index("## Steps")]
     assert ways.index("### Visit 1") < ways.index("| one after another | 1 | 160 |") < ways.index("### Visit 2")
