@@ -143,5 +143,6 @@ def workers() -> int:
 
 
 def worker() -> int:
-    """Return which of them this process is, from 0."""
-    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    """Return which of them this process is, from 0; 0 as well for one whose user gave it a name of its own."""
+    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    return int(number) if number.isdecimal() else 0

@@ -48,6 +48,7 @@ def suite_of(folder: Path, ahead: Ahead | None, base_url: str | None = None) -> 
         pytest.param(None, "no", None, ["a"], id="without workers the first"),
         pytest.param("gw1", "no", None, ["b"], id="each worker another"),
         pytest.param("gw5", "no", None, ["b"], id="more workers than configs"),
+        pytest.param("big-gpu", "no", None, ["a"], id="a worker with a name of its own"),
         pytest.param(None, "load", None, [], id="who deals tests out starts none"),
         pytest.param(None, "no", "http://127.0.0.1:1", [], id="a server that already runs"),
     ],
