@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from harness.commands import ROOT
+from harness.commands import ROOT, positive
 from harness.config_lists import find_list, load_lists
 from harness.durations import Durations
 from harness.errors import ConfigError
@@ -74,10 +74,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PLATFORM=NAME",
         help="{type} of configs whose platforms: names PLATFORM, as in 'cuda>=9.0=h200'; any=NAME for those without",
     )
-    add("--timeout-factor", type=_positive, default=Limit().factor, metavar="X", help="(%(default)g)")
+    add("--timeout-factor", type=positive, default=Limit().factor, metavar="X", help="(%(default)g)")
     add(
         "--timeout-minimum",
-        type=_positive,
+        type=positive,
         default=Limit().minimum,
         metavar="MINUTES",
         help="a job may take this long and its expected duration --timeout-factor times (%(default)g)",
@@ -243,16 +243,6 @@ def _count(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of jobs: 1 or more")
     return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
-    return number
 
 
 def _template(text: str) -> str:

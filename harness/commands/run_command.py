@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from harness.against_baseline import check_baselines
-from harness.commands import ROOT
+from harness.commands import ROOT, positive
 from harness.errors import AccuracyGateError, ConfigError
 from harness.gates.threshold import Verdict
 from harness.history import runs_before, update
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("lists", nargs="+", metavar="LIST", help="a list of configs, found as --config-list-file finds it")
     add("--on", choices=["local", "ray"], required=True, help="this machine, through pytest, or a Ray cluster")
     add("--address", metavar="HOST:PORT", help="ray: the cluster ($RAY_ADDRESS, or the one this machine is in)")
-    add("--cpus", type=_positive, default=1.0, metavar="N", help="ray: CPUs that each server takes (%(default)g)")
+    add("--cpus", type=positive, default=1.0, metavar="N", help="ray: CPUs that each server takes (%(default)g)")
     add("--results-dir", type=Path, default=Path("results"), metavar="DIR", help="(%(default)s)")
     add("--backend", metavar="NAME", help="what answers, whatever the configs say")
     add("--serve-command", metavar="LINE", help="how servers are started")
@@ -160,13 +160,3 @@ def _report(folder: Path, outcome: RayOutcome) -> None:
     for warning in warnings:
         say(f"WARNING: {escaped(warning)}")
     say(f"record: {folder}")
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
-    return number
