@@ -106,7 +106,7 @@ def port_owner(port: int, pids: Iterable[int]) -> PortOwner:
     """Tell whether all that listen for 127.0.0.1 on the port are among the given processes.
 
     All, because with SO_REUSEPORT two servers share a port and the kernel deals requests to both. While nobody listens,
-    which is most of a start, it costs next to nothing: the kernel's list of sockets takes 10 ms and more to read.
+    which is most of a start, it costs next to nothing: the kernel's list of sockets was seen to take 5 ms to read.
     """
     if not _takes_connections(port):
         return PortOwner.NOBODY
